@@ -46,8 +46,8 @@ def test_a_step_names_the_part_of_the_model_and_its_gradient_the_same():
     assert products[:2] == [(first, False), (second, False)] and (first, True) in products[2:]
     assert {module for module, is_gradient in products if is_gradient} == {first, second}
     (tanh,) = [s for s in steps if s.op is pa.ops.tanh]
-    assert (tanh.place, tanh.module, tanh.is_gradient) == (line_of(Model, "tanh"), "", False)
-    assert {s.place for s in steps if s.is_gradient and s.module == "blocks.second"} == {line_of(Block, "exp")}
+    assert (tanh.line, tanh.module, tanh.is_gradient) == (line_of(Model, "tanh"), "", False)
+    assert {s.line for s in steps if s.is_gradient and s.module == "blocks.second"} == {line_of(Block, "exp")}
     assert any(s.is_gradient and s.module.endswith("layers.1") for s in steps)
 
 
@@ -58,7 +58,7 @@ def test_what_is_computed_again_has_its_own_line():
     def loss(x):
         return pa.sum(pa.checkpoint(once)(x))
 
-    found = [(s.place, s.is_gradient) for s in steps_of(pa.grad(loss), pa.ones(3)) if s.op is pa.ops.sin]
+    found = [(s.line, s.is_gradient) for s in steps_of(pa.grad(loss), pa.ones(3)) if s.op is pa.ops.sin]
     assert {place for place, _ in found} == {line_of(once, "once")} and (line_of(once, "once"), True) in found
 
 
@@ -72,7 +72,7 @@ def test_a_custom_backward_has_its_own_line():
 
     doubled.defvjp(lambda x: (x * 2.0, None), backward)
     steps = steps_of(pa.grad(lambda x: pa.sum(pa.square(doubled(x)))), pa.ones(3))
-    assert [(s.place, s.is_gradient) for s in steps if s.op is pa.ops.tanh] == [(line_of(backward, "backward"), True)]
+    assert [(s.line, s.is_gradient) for s in steps if s.op is pa.ops.tanh] == [(line_of(backward, "backward"), True)]
 
 
 def test_a_gradient_of_a_gradient_is_at_the_first_line():
@@ -80,4 +80,4 @@ def test_a_gradient_of_a_gradient_is_at_the_first_line():
         return pa.sum(pa.sin(x))  # loss
 
     steps = steps_of(pa.grad(lambda x: pa.sum(pa.grad(loss)(x))), pa.ones(3))
-    assert {s.place for s in steps if s.op is pa.ops.sin} == {line_of(loss, "loss")}
+    assert {s.line for s in steps if s.op is pa.ops.sin} == {line_of(loss, "loss")}

@@ -67,7 +67,7 @@ class Captured(NamedTuple):
         if self.draws:
             state, slots = random.reserve(self.draws), self.program.inputs[len(arguments) :]
             inputs += [
-                number_of(part) if slot in self.program.numbers else part.buf
+                number_of(part) if slot in self.program.scalars else part.buf
                 for slot, part in zip(slots, state, strict=True)
             ]
         for a in donated:  # inlined Array.rebind, for speed
@@ -78,8 +78,8 @@ class Captured(NamedTuple):
             if self.draws:
                 random.release(state, self.draws)
             raise
-        for place, at, spec in self.effects:
-            arguments[place].rebind(Array(self.backend, outputs[at], spec))
+        for i, at, spec in self.effects:
+            arguments[i].rebind(Array(self.backend, outputs[at], spec))
         return self.unflatten(self._leaves(outputs))
 
     def outputs(self, inputs: list[Any]) -> list[Any]:
@@ -168,7 +168,7 @@ class _Input(NamedTuple):
     """An input of the program.
 
     Attributes:
-        slot: Its value number.
+        slot: Its slot.
         original: The caller's handle, of an array.
         handle: The handle that fn sees: a tracer or, for an array in `captures`, the caller's.
     """
@@ -288,8 +288,8 @@ class _Capture:
             return Result(output(leaf), leaf.spec) if type(leaf) is Array else Result(None, None, leaf)
 
         results = tuple(map(result, outcome.leaves))
-        places = {id(s): i for i, s in enumerate(self.inputs)}
-        effects = tuple((places[id(s)], output(a), a.spec) for s, a in outcome.rebound)
+        indices = {id(s): i for i, s in enumerate(self.inputs)}
+        effects = tuple((indices[id(s)], output(a), a.spec) for s, a in outcome.rebound)
         inputs = [s.slot for s in self.inputs] + (self.state if self.generator.draws else [])
         program, backend = simplified(self.trace.program(name, inputs, outputs)), self.trace.target
         if backend.fusion is not None:

@@ -142,7 +142,7 @@ class Compiled(Generic[P, R]):
     def _flatten(
         self, args: tuple, kwargs: dict[str, Any], inputs: list[Any], key: list[Any], donated: list[int]
     ) -> None:
-        """Fill inputs and key from the arguments, and donated with the places of what the caller gives away."""
+        """Fill inputs and key from the arguments, and donated with the indices of the inputs that are donated."""
         for name, value in (*self._named(args), *kwargs.items()):
             start = len(inputs)
             flatten(value, inputs, key, name not in self.constants)

@@ -18,7 +18,7 @@ def fused(program: Program, fusion: Fusion) -> Program:
     while count != len(groups.all):  # a merge may enable further merges
         count = len(groups.all)
         for i, step in enumerate(program.steps):
-            for v in flat(step.takes):
+            for v in flat(step.inputs):
                 if v in groups.maker:
                     groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
         for i in reversed(range(len(program.steps))):
@@ -48,7 +48,7 @@ class Groups:
     """The groups of a program's steps.
 
     Attributes:
-        maker: Value number -> index of the step that computes it.
+        maker: Slot -> index of the step that computes it.
         home: Index of each step's group.
         users: For each step, the steps that depend on it.
         all: Group index -> Group.
@@ -57,7 +57,7 @@ class Groups:
     def __init__(self, program: Program, fusion: Fusion) -> None:
         self._steps, self._outputs, self._most = program.steps, set(program.outputs), fusion.most
         self._inside = program.constants.keys() - program.specs.keys()  # constant numbers, copied into each group
-        self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.gives)}
+        self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.outputs)}
         self.home = list(range(len(program.steps)))
         waits = _waits(program.steps, self.maker)
         self.users: list[set[int]] = [set() for _ in program.steps]
@@ -79,8 +79,8 @@ class Groups:
     def join_only_user(self, a: int) -> None:
         """Merge a group into its only user if it has one element per row of that user."""
         users = {self.home[i] for step in self.all[a].steps for i in self.users[step]} - {a}
-        gives = {v for step in self.all[a].steps for v in flat(self._steps[step].gives)}
-        if len(users) == 1 and gives.isdisjoint(self._outputs):
+        outputs = {v for step in self.all[a].steps for v in flat(self._steps[step].outputs)}
+        if len(users) == 1 and outputs.isdisjoint(self._outputs):
             (b,) = users
             one, other = self.all[a].kind, self.all[b].kind
             if one and other and _is_by_rows(one, other) and self._may_join(a, b, one, other):
@@ -89,8 +89,8 @@ class Groups:
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
         """Return the values that steps read from outside, and their results that are needed outside."""
         inside = set(steps)
-        own = [self._steps[i].gives for i in sorted(inside)]
-        taken = dict.fromkeys(v for i in sorted(inside) for v in self._steps[i].takes[1:])
+        own = [self._steps[i].outputs for i in sorted(inside)]
+        taken = dict.fromkeys(v for i in sorted(inside) for v in self._steps[i].inputs[1:])
         needed = [v for v in own if v in self._outputs or not self.users[self.maker[v]] <= inside]
         return [v for v in taken if v not in own and v not in self._inside], needed
 
@@ -135,7 +135,7 @@ def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
     """Return, per step, the steps that must run before it: its producers and the previous step that may report."""
     found, last = [], set[int]()
     for i, step in enumerate(steps):
-        waits = {maker[v] for v in flat(step.takes) if v in maker}
+        waits = {maker[v] for v in flat(step.inputs) if v in maker}
         if step.op.indices or step.op.numbers:
             waits, last = waits | last, {i}
         found.append(waits)
@@ -159,10 +159,10 @@ def _bits(bits: int) -> Iterator[int]:
 
 
 def _kind(program: Program, fusion: Fusion, step: Step) -> Kind | None:
-    if step.part != "kernel" or type(step.gives) is not int or program.specs[step.gives].size == 0:
+    if step.part != "kernel" or type(step.outputs) is not int or program.specs[step.outputs].size == 0:
         return None
-    specs = [program.spec(v) if type(v) is int else None for v in step.takes[1:]]
-    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.gives])  # type: ignore[arg-type]
+    specs = [program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
+    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.outputs])  # type: ignore[arg-type]
 
 
 def _is_by_rows(one: Kind, other: Kind) -> bool:
@@ -183,21 +183,21 @@ def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
         if kind is None or len(members) == 1:
             steps.append(program.steps[group])
             continue
-        takes, gives = groups.edges(members)
-        constants[size] = tuple([program.specs[v] for v in gives])
-        found = _part(program, members, takes, gives)
+        inputs, outputs = groups.edges(members)
+        constants[size] = tuple([program.specs[v] for v in outputs])
+        found = _part(program, members, inputs, outputs)
         step = program.steps[members[-1]]._replace(op=found, part="group", call=fusion.make(found, kind))
-        steps.append(step._replace(takes=(size, *takes), params={}, gives=tuple(gives)))
+        steps.append(step._replace(inputs=(size, *inputs), params={}, outputs=tuple(outputs)))
         size += 1
     return program._replace(steps=tuple(steps), constants=constants, size=size)
 
 
-def _part(program: Program, members: tuple[int, ...], takes: list[int], gives: list[int]) -> Program:
+def _part(program: Program, members: tuple[int, ...], inputs: list[int], outputs: list[int]) -> Program:
     """Return some of a program's steps as a program."""
     steps = tuple([program.steps[i] for i in members])
-    known = {v for step in steps for v in flat(step.takes)} - {*takes}
+    known = {v for step in steps for v in flat(step.inputs)} - {*inputs}
     constants = {v: program.constants[v] for v in known if v in program.constants}
     name = "+".join(step.op.name for step in steps)
     return program._replace(
-        name=name, counts=(), steps=steps, constants=constants, inputs=tuple(takes), outputs=tuple(gives)
+        name=name, scalar_steps=(), steps=steps, constants=constants, inputs=tuple(inputs), outputs=tuple(outputs)
     )

@@ -23,7 +23,7 @@ _CAPTURE = f"{PACKAGE}/capture/captured.py"
 class Location(NamedTuple):
     """Origin of a step; see the fields of the same names of core.program.Step."""
 
-    place: str
+    line: str
     module: str = ""
     is_gradient: bool = False
 
@@ -47,19 +47,19 @@ class Locations:
         return found
 
     def _of(self, frame: FrameType | None) -> Location:
-        place, parts, is_gradient, is_inside = "", list[Any](), False, True
-        while frame is not None and (is_inside or not place):
+        line, parts, is_gradient, is_inside = "", list[Any](), False, True
+        while frame is not None and (is_inside or not line):
             is_inside = is_inside and frame.f_code.co_filename != _CAPTURE
             if is_inside and frame.f_code is _WALK:
-                if not place and (call := self._before(frame.f_locals["node"].number)) is not None:
+                if not line and (call := self._before(frame.f_locals["node"].number)) is not None:
                     return call._replace(is_gradient=True)
                 is_gradient = True
-            if not place and (frame.f_back is None or not is_internal(frame.f_code)):
-                place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if not line and (frame.f_back is None or not is_internal(frame.f_code)):
+                line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             if is_inside and (part := _module(frame)) is not None:
                 parts.append(part)
             frame = frame.f_back
-        return Location(place, self._path(parts[::-1]), is_gradient)
+        return Location(line, self._path(parts[::-1]), is_gradient)
 
     def _before(self, number: int) -> Location | None:
         """Return the location of the step that was recorded last before a node was created."""

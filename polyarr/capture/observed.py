@@ -5,7 +5,7 @@ from typing import Any
 from polyarr.core import watch
 from polyarr.core.array import spec_of
 from polyarr.core.backend import Backend
-from polyarr.core.program import Program, Run, Step, given, last_uses, taken
+from polyarr.core.program import Program, Run, Step, assigned, last_uses, lookup
 from polyarr.core.spec import Spec
 from polyarr.core.watch import Call
 
@@ -14,9 +14,10 @@ def run(program: Program, backend: Backend, inputs: list[Any]) -> list[Any]:
     """Return the outputs' values; errors carry a note that names the step."""
     values = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
     inputs.clear()
-    for step, dead in zip(program.counts + program.steps, [()] * len(program.counts) + last_uses(program), strict=True):
+    last = [()] * len(program.scalar_steps) + last_uses(program)
+    for step, dead in zip(program.scalar_steps + program.steps, last, strict=True):
         try:
-            values.update(given(step.gives, _call(program, backend, step, taken(values, step.takes))))
+            values.update(assigned(step.outputs, _call(program, backend, step, lookup(values, step.inputs))))
         except Exception as error:
             program.note(error, step)
             raise
@@ -64,19 +65,19 @@ def _call(program: Program, backend: Backend, step: Step, args: tuple) -> Any:
 
 def _specs_and_out(program: Program, step: Step) -> tuple[tuple, Any]:
     """Return the Specs of a step's inputs, without what a Fused kernel saved, and of its result."""
-    first, *others = _specs(program, step.takes[:1] + step.takes[1 + (step.part == "backward") :])
+    first, *others = _specs(program, step.inputs[:1] + step.inputs[1 + (step.part == "backward") :])
     return ((first, *others), tuple(others)) if step.part == "backward" else (tuple(others), first)
 
 
-def _specs(program: Program, takes: tuple) -> tuple:
+def _specs(program: Program, inputs: tuple) -> tuple:
     """Return the Specs of a step's arguments."""
-    return tuple([_specs(program, t) if type(t) is tuple else _spec(program, t) for t in takes])
+    return tuple([_specs(program, t) if type(t) is tuple else _spec(program, t) for t in inputs])
 
 
 def _spec(program: Program, slot: int) -> Any:
     if slot in program.specs:
         return program.specs[slot]
-    if slot in program.numbers:
-        return Spec((), program.numbers[slot])
+    if slot in program.scalars:
+        return Spec((), program.scalars[slot])
     value = program.constants.get(slot)
     return value if type(value) in (Spec, tuple) else spec_of(value)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from polyarr.core.program import Program, Run, given, last_uses, taken
+from polyarr.core.program import Program, Run, assigned, last_uses, lookup
 
 
 def runner(program: Program) -> Run:
@@ -10,10 +10,10 @@ def runner(program: Program) -> Run:
     first: list[Any] = [None] * program.size
     for slot, constant in program.constants.items():
         first[slot] = constant
-    dead = [()] * len(program.counts) + last_uses(program)
+    last = [()] * len(program.scalar_steps) + last_uses(program)
     rows = [
-        (step, step.call, step.takes, all(type(t) is int for t in step.takes), step.params, step.gives, gone)
-        for step, gone in zip(program.counts + program.steps, dead, strict=True)
+        (step, step.call, step.inputs, all(type(slot) is int for slot in step.inputs), step.params, step.outputs, dead)
+        for step, dead in zip(program.scalar_steps + program.steps, last, strict=True)
     ]
 
     def run(inputs: list[Any]) -> list[Any]:
@@ -23,15 +23,15 @@ def runner(program: Program) -> Run:
         inputs.clear()  # so that donated memory is freed after its last use
         value = step = None
         try:
-            for step, call, takes, is_flat, params, gives, gone in rows:  # noqa: B007  step is used by the error
-                found = call(*[values[t] if is_flat else taken(values, t) for t in takes], **params)
-                if type(gives) is int:
-                    values[gives] = found
+            for step, call, slots, is_flat, params, outputs, dead in rows:  # noqa: B007  step is used by the error
+                found = call(*[values[slot] if is_flat else lookup(values, slot) for slot in slots], **params)
+                if type(outputs) is int:
+                    values[outputs] = found
                 else:
-                    for slot, value in given(gives, found):
+                    for slot, value in assigned(outputs, found):
                         values[slot] = value
                     value = None
-                for slot in gone:
+                for slot in dead:
                     values[slot] = None
                 found = None
         except Exception as error:

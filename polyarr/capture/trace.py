@@ -26,7 +26,7 @@ COPY = "again"  # part of an identity step, see CaptureContext.copy; the passes 
 
 
 class TracedBuffer:
-    """Buffer of a trace: its value number in the program, and the concrete buffer while it is needed."""
+    """Buffer of a trace: its slot in the program, and the concrete buffer while it is needed."""
 
     __slots__ = ("real", "slot")
 
@@ -57,27 +57,27 @@ class ScalarFunction:
 
 
 class Trace:
-    """The steps that one capture records, over numbered values.
+    """The steps that one capture records, over slots.
 
     Attributes:
         target: The traced backend.
         backend: The tracing backend.
         steps: Steps that call kernels.
-        counts: Steps that call functions of Python numbers.
-        constants: Value number -> value known at capture.
-        specs: Value number -> Spec, for arrays.
-        numbers: Value number -> int or float, for scalar inputs and what is computed from them.
+        scalar_steps: Steps that call functions of Python numbers.
+        constants: Slot -> value known at capture.
+        specs: Slot -> Spec, for arrays.
+        scalars: Slot -> int or float, for scalar inputs and what is computed from them.
     """
 
     def __init__(self, target: Backend) -> None:
-        self.target, self.steps, self.counts = target, list[Step](), list[Step]()
+        self.target, self.steps, self.scalar_steps = target, list[Step](), list[Step]()
         self.constants: dict[int, Any] = {}
         self.specs: dict[int, Spec] = {}
-        self.numbers: dict[int, type] = {}
+        self.scalars: dict[int, type] = {}
         self.is_open = True
         self._new, self._here = itertools.count(), Locations().here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
-        self._same: dict[Any, int] = {}  # value numbers of constants by type and value
+        self._same: dict[Any, int] = {}  # slots of constants by type and value
         self.backend = target._replace(
             kernels=MappingProxyType({op: self._recording(op, kernel) for op, kernel in target.kernels.items()}),
             upload=lambda host: self._constant_buffer(target.upload(host), Spec(host.shape, host.dtype)),
@@ -94,9 +94,9 @@ class Trace:
 
     def program(self, name: str, inputs: list[int], outputs: list[int]) -> Program:
         """Return the recorded program."""
-        counts, steps, size = tuple(self.counts), tuple(self.steps), next(self._new)
+        scalar_steps, steps, size = tuple(self.scalar_steps), tuple(self.steps), next(self._new)
         return Program(
-            name, counts, steps, size, self.constants, tuple(inputs), tuple(outputs), self.specs, self.numbers
+            name, scalar_steps, steps, size, self.constants, tuple(inputs), tuple(outputs), self.specs, self.scalars
         )
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Trace:
         self.is_open = False
         for held in (self._known, self._same):
             held.clear()
-        self.steps, self.counts, self.constants, self.specs, self.numbers = [], [], {}, {}, {}
+        self.steps, self.scalar_steps, self.constants, self.specs, self.scalars = [], [], {}, {}, {}
         self._here = Locations().here
 
     # ---- values ----------------------------------------------------------------------------------------------
@@ -125,11 +125,11 @@ class Trace:
     def number(self, now: int | float) -> Number:
         """Return the tracer of a number that every run brings or computes."""
         kind, slot = int if isinstance(now, int) else float, next(self._new)
-        self.numbers[slot] = kind
+        self.scalars[slot] = kind
         return (IntNumber if kind is int else FloatNumber)(slot, now, self._evaluate)
 
     def constant(self, value: Any) -> int:
-        """Return the value number of a constant; equal constants share one."""
+        """Return the slot of a constant; equal constants share one."""
         key = (type(value), repr(value)) if isinstance(value, (bool, int, float)) else (type(value), value)
         try:
             found = self._same.get(key)
@@ -170,40 +170,40 @@ class Trace:
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
             args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
-            found, takes = self._call(kernel, (out, *args), params)
-            if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(takes)):
+            found, inputs = self._call(kernel, (out, *args), params)
+            if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(inputs)):
                 return self._constant_buffer(found, out)
-            step = Step(op, "kernel", kernel, takes, params, None, *self._here())
+            step = Step(op, "kernel", kernel, inputs, params, None, *self._here())
             return self._append(step, self._results(found, out))
 
         return run
 
     def _forward(self, op: Op, forward: Callable) -> Callable:
         def run(out: Any, *args: Any, **params: Any) -> Any:
-            found, takes = self._call(forward, (out, *args), params)
+            found, inputs = self._call(forward, (out, *args), params)
             if found is NotImplemented or type(found) is not tuple or len(found) != 2:
                 return found
-            gives = self._results(found[0], out), self._saved(found[1])
-            return self._append(Step(op, "forward", forward, takes, params, None, *self._here()), gives)
+            outputs = self._results(found[0], out), self._saved(found[1])
+            return self._append(Step(op, "forward", forward, inputs, params, None, *self._here()), outputs)
 
         return run
 
     def _backward(self, op: Op, backward: Callable) -> Callable:
         def run(g: Any, saved: Any, *args: Any, **params: Any) -> Any:
-            found, takes = self._call(backward, (g, saved, *args), params)
+            found, inputs = self._call(backward, (g, saved, *args), params)
             if type(found) not in (tuple, list) or len(found) != len(args):
                 return found
-            gives = tuple(map(self._gradient, found, takes[2:]))
-            return self._append(Step(op, "backward", backward, takes, params, None, *self._here()), gives)
+            outputs = tuple(map(self._gradient, found, inputs[2:]))
+            return self._append(Step(op, "backward", backward, inputs, params, None, *self._here()), outputs)
 
         return run
 
     def _call(self, kernel: Callable, args: tuple, params: dict[str, Any]) -> tuple[Any, tuple]:
-        """Call a kernel on concrete buffers; return its result and the value numbers of its arguments."""
+        """Call a kernel on concrete buffers; return its result and the slots of its arguments."""
         if not self.is_open:
             raise CaptureError(_outlived(user_location()))
-        takes = tuple(self.constant(a) if _is_out(a) else self._slot(a) for a in args)
-        return kernel(*map(_concrete, args), **params), takes
+        inputs = tuple(self.constant(a) if _is_out(a) else self._slot(a) for a in args)
+        return kernel(*map(_concrete, args), **params), inputs
 
     def _results(self, found: Any, out: Any) -> Any:
         if type(out) is tuple:
@@ -221,29 +221,29 @@ class Trace:
         # An input that the Fused kernel does not need was replaced by its Spec, a constant.
         return self._buffer(found, self.specs[like] if like in self.specs else self.constants[like])
 
-    def _append(self, step: Step, gives: Any) -> Any:
-        self.steps.append(step._replace(gives=_slots(gives)))
-        return gives
+    def _append(self, step: Step, outputs: Any) -> Any:
+        self.steps.append(step._replace(outputs=_slots(outputs)))
+        return outputs
 
-    def _evaluate(self, fn: Callable, numbers: tuple, gives: bool) -> Any:
+    def _evaluate(self, fn: Callable, numbers: tuple, has_output: bool) -> Any:
         if not self.is_open:
             raise CaptureError(_outlived(user_location()))
-        now, takes = fn(*map(_concrete, numbers)), tuple(map(self._slot, numbers))
-        if not gives:
-            self.counts.append(Step(None, "number", ScalarFunction(fn, None), takes, {}, None, *self._here()))
+        now, inputs = fn(*map(_concrete, numbers)), tuple(map(self._slot, numbers))
+        if not has_output:
+            self.scalar_steps.append(Step(None, "number", ScalarFunction(fn, None), inputs, {}, None, *self._here()))
             return None
         if isinstance(now, bool) or not isinstance(now, (int, float)):
             what = f"{user_location()}: {getattr(fn, '__name__', fn)} gave {type(now).__name__}"
             raise CaptureError(f"compile: {what}; what polyarr.evaluate calls must give an int or float")
         found = self.number(now)
-        kind = self.numbers[found.slot]
-        self.counts.append(Step(None, "number", ScalarFunction(fn, kind), takes, {}, found.slot, *self._here()))
+        kind = self.scalars[found.slot]
+        self.scalar_steps.append(Step(None, "number", ScalarFunction(fn, kind), inputs, {}, found.slot, *self._here()))
         return found
 
     def _copy(self, leaf: Any) -> Any:
         if isinstance(leaf, Number):
             found = self.number(leaf.now)
-            self.counts.append(Step(None, COPY, _same, (leaf.slot,), {}, found.slot, *self._here()))
+            self.scalar_steps.append(Step(None, COPY, _same, (leaf.slot,), {}, found.slot, *self._here()))
             return found
         if type(leaf) is not Array:
             return leaf
@@ -305,7 +305,7 @@ def _concrete(a: Any) -> Any:
     return tuple(map(_concrete, a)) if type(a) is tuple else a
 
 
-def _slots(gives: Any) -> Any:
-    if type(gives) is tuple:
-        return tuple(map(_slots, gives))
-    return None if gives is None else gives.slot
+def _slots(outputs: Any) -> Any:
+    if type(outputs) is tuple:
+        return tuple(map(_slots, outputs))
+    return None if outputs is None else outputs.slot

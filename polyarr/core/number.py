@@ -41,12 +41,12 @@ def user_location() -> str:
 
 
 class Number:
-    """Tracer of a scalar input: its value number in the program and its Python value at capture.
+    """Tracer of a scalar: its slot in the program and its Python value at capture.
 
     Attributes:
-        slot: Number of the value in the program.
+        slot: Slot in the program; see core/program.py.
         now: Python value when the function was captured.
-        record: (function, numbers, gives) -> tracer of the function's value; None if `gives` is False.
+        record: (function, numbers, has_output) -> tracer of the function's value; None if `has_output` is False.
     """
 
     __slots__ = ("now", "record", "slot")

@@ -1,7 +1,9 @@
-"""Program: a captured function as a flat list of steps over numbered values. Defines no op and no backend.
+"""Program: a captured function as a flat list of steps over slots. Defines no op and no backend.
 
-A value is an argument or result of a kernel: a buffer, what a Fused kernel saves, a Spec or a Python number. Constants
-are values too, so that every step runs the same way: values[gives] = call(*(values[t] for t in takes), **params).
+A slot is the number of a value: an argument or result of a kernel, which is a buffer, what a Fused kernel saves, a Spec
+or a Python number. A scalar is a Python number that differs from run to run: a scalar input, or computed from some by a
+scalar step. Constants have slots too, so that every step runs the same way:
+values[outputs] = call(*(values[slot] for slot in inputs), **params).
 
 Running programs on a backend
 -----------------------------
@@ -28,19 +30,19 @@ Run = Callable[[list[Any]], list[Any]]
 
 
 class Step(NamedTuple):
-    """One call of a kernel, or of a function of Python numbers.
+    """One call of a kernel; a scalar step is one of a function of Python numbers.
 
     Attributes:
-        op: The Op. None for a function of numbers; the Program of the fused steps for a group.
+        op: The Op. None for a scalar step; the Program of the fused steps for a group.
         part: Function of the op that is called: "kernel"; "forward" or "backward" of a Fused kernel; "number" for a
-            function of numbers; "group" for the function that Fusion.make made of several steps, with several results.
-        call: The function to call; pure. A function of numbers whose result is None is called for its errors only.
-        takes: Value number of each positional argument, or a tuple of them, nested as the argument is. The first
-            argument is a kernel's `out`; those of a "backward" are g and saved.
+            scalar step; "group" for the function that Fusion.make made of several steps, with several results.
+        call: The function to call; pure. That of a scalar step without output is called for its errors only.
+        inputs: Slot of each positional argument, or a tuple of slots, nested as the argument is. The first argument is
+            a kernel's `out`; those of a "backward" are g and saved.
         params: Keyword parameters, all constant; including `wanted` of a "backward".
-        gives: Value number of the result, or a tuple of them, nested as the result is; None for a result that is not
-            used and may be anything. Of a "forward" it is (result, saved).
-        place: Line of the user's code, "file:line"; of a gradient, the line of the call that it is the gradient of.
+        outputs: Slot of the result, or a tuple of slots, nested as the result is; None for a result that is not used
+            and may be anything. Of a "forward" it is (result, saved).
+        line: Line of the user's code, "file:line"; of a gradient, the line of the call that it is the gradient of.
         module: Dotted path of the part of a model that made the call, such as "blocks.0.att"; "" if there is none.
         is_gradient: Whether the step belongs to a backward pass.
     """
@@ -48,10 +50,10 @@ class Step(NamedTuple):
     op: Any
     part: str
     call: Callable[..., Any]
-    takes: tuple[Any, ...]
+    inputs: tuple[Any, ...]
     params: dict[str, Any]
-    gives: Any
-    place: str
+    outputs: Any
+    line: str
     module: str = ""
     is_gradient: bool = False
 
@@ -59,7 +61,7 @@ class Step(NamedTuple):
     def name(self) -> str:
         """Name of the step in errors."""
         if self.op is None:
-            return getattr(self.call, "__name__", "a function of numbers")
+            return getattr(self.call, "__name__", "a scalar step")
         return f"{self.op.name} backward" if self.part == "backward" else self.op.name
 
 
@@ -68,39 +70,39 @@ class Program(NamedTuple):
 
     Attributes:
         name: Name of the function.
-        counts: Steps that are functions of Python numbers. They take constants and numbers only, and run first.
+        scalar_steps: The scalar steps. Their inputs are constants and scalars only, and they run first.
         steps: All other steps, in an order in which they can run.
-        size: Number of values; they are numbered from 0.
-        constants: Value number -> value known at capture: Specs, buffers, Python numbers, None.
-        inputs: Value numbers of the inputs of each run: buffers and Python numbers.
-        outputs: Value numbers of the results. One may occur twice, or be an input or a constant.
-        specs: Value number -> Spec, for arrays. Values saved by a Fused kernel have none.
-        numbers: Value number -> int or float, for scalars that differ from run to run; all other numbers are constants.
-            An int may have any size; the key of random numbers has up to 64 bits.
+        size: Number of slots; they are numbered from 0.
+        constants: Slot -> value known at capture: Specs, buffers, Python numbers, None.
+        inputs: Slots of the inputs of each run: buffers and Python numbers.
+        outputs: Slots of the results. One may occur twice, or be an input or a constant.
+        specs: Slot -> Spec, for arrays. Values saved by a Fused kernel have none.
+        scalars: Slot -> int or float, for scalars; all other Python numbers are constants. An int may have any size;
+            the key of random numbers has up to 64 bits.
     """
 
     name: str
-    counts: tuple[Step, ...]
+    scalar_steps: tuple[Step, ...]
     steps: tuple[Step, ...]
     size: int
     constants: dict[int, Any]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     specs: dict[int, Spec]
-    numbers: dict[int, type]
+    scalars: dict[int, type]
 
     def __str__(self) -> str:
-        found = ((self.counts + self.steps, "step"), (self.inputs, "input"), (self.outputs, "output"))
+        found = ((self.scalar_steps + self.steps, "step"), (self.inputs, "input"), (self.outputs, "output"))
         head = ", ".join(f"{len(members)} {what}{'s' * (len(members) != 1)}" for members, what in found)
-        takes, gives = ", ".join(map(self._value, self.inputs)), ", ".join(map(self._value, self.outputs))
-        lines = [f"{self.name}: {head}", f"  takes {takes}", *map(self._line, self.counts + self.steps)]
-        return "\n".join([*lines, f"  gives {gives}"])
+        inputs, outputs = ", ".join(map(self._value, self.inputs)), ", ".join(map(self._value, self.outputs))
+        lines = [f"{self.name}: {head}", f"  inputs: {inputs}", *map(self._line, self.scalar_steps + self.steps)]
+        return "\n".join([*lines, f"  outputs: {outputs}"])
 
     def _line(self, step: Step) -> str:
-        gives = ", ".join(map(self._value, flat(step.gives)))
-        takes = ", ".join(self._value(v, brief=True) for v in flat(step.takes) if not self._is_spec(v))
+        outputs = ", ".join(map(self._value, flat(step.outputs)))
+        inputs = ", ".join(self._value(v, brief=True) for v in flat(step.inputs) if not self._is_spec(v))
         params = "".join(f", {name}={value}" for name, value in step.params.items())
-        return f"  {gives or 'nothing'} = {step.name}({takes}{params})  # {step.place}"
+        return f"  {outputs or 'nothing'} = {step.name}({inputs}{params})  # {step.line}"
 
     def _is_spec(self, v: int) -> bool:
         known = self.constants.get(v)
@@ -109,20 +111,20 @@ class Program(NamedTuple):
     def _value(self, v: int, brief: bool = False) -> str:
         if v in self.constants:
             return str(self.specs.get(v, self.constants[v]))
-        kind = self.numbers[v].__name__ if v in self.numbers else self.specs.get(v)
+        kind = self.scalars[v].__name__ if v in self.scalars else self.specs.get(v)
         return f"%{v}" if brief or kind is None else f"%{v} {kind}"
 
     def spec(self, v: int) -> Spec | None:
         """Return the Spec of a value that is an array or a Python number; None for other values."""
         if v in self.specs:
             return self.specs[v]
-        kind = self.numbers.get(v, type(self.constants.get(v)))
+        kind = self.scalars.get(v, type(self.constants.get(v)))
         return Spec((), kind) if kind in (bool, int, float) else None
 
     def note(self, error: BaseException, step: Step) -> None:
         """Add a note to an error that names the step and the function that raised it."""
-        n = (*self.counts, *self.steps).index(step)
-        error.add_note(f"in step {n}, {step.name}, of the compiled {self.name}; captured at {step.place}")
+        n = (*self.scalar_steps, *self.steps).index(step)
+        error.add_note(f"in step {n}, {step.name}, of the compiled {self.name}; captured at {step.line}")
 
 
 class Kind(NamedTuple):
@@ -156,38 +158,38 @@ class Fusion(NamedTuple):
     most: int
 
 
-def flat(values: Any) -> Iterator[int]:
-    """Yield the value numbers in a step's `takes` or `gives`."""
-    if type(values) is tuple:
-        for member in values:
+def flat(slots: Any) -> Iterator[int]:
+    """Yield the slots in a step's inputs or outputs."""
+    if type(slots) is tuple:
+        for member in slots:
             yield from flat(member)
-    elif values is not None:
-        yield values
+    elif slots is not None:
+        yield slots
 
 
-def taken(values: Any, takes: Any) -> Any:
-    """Return the argument for an entry of a step's `takes`, looked up in `values`, a list or dict."""
-    return tuple([taken(values, t) for t in takes]) if type(takes) is tuple else values[takes]
+def lookup(values: Any, slots: Any) -> Any:
+    """Return the argument for an entry of a step's inputs, looked up in `values`, a list or dict."""
+    return tuple([lookup(values, slot) for slot in slots]) if type(slots) is tuple else values[slots]
 
 
-def given(gives: Any, found: Any) -> Iterator[tuple[int, Any]]:
-    """Yield (value number, value) for the result of a step."""
-    if type(gives) is tuple:
-        for g, f in zip(gives, found, strict=True):
-            yield from given(g, f)
-    elif gives is not None:
-        yield gives, found
+def assigned(slots: Any, result: Any) -> Iterator[tuple[int, Any]]:
+    """Yield (slot, value) for the result of a step; `slots` are its outputs."""
+    if type(slots) is tuple:
+        for slot, value in zip(slots, result, strict=True):
+            yield from assigned(slot, value)
+    elif slots is not None:
+        yield slots, result
 
 
 def last_uses(program: Program) -> list[tuple[int, ...]]:
-    """Return, for each of program.steps, the values whose last use it is: the memory plan.
+    """Return, for each of program.steps, the slots whose last use it is: the memory plan.
 
-    Outputs and constants are never freed. An input that no step takes occurs in no entry.
+    Outputs and constants are never freed. An input that no step reads occurs in no entry.
     """
     kept, seen = {*program.outputs, *program.constants}, set[int]()
     plan = []
     for step in reversed(program.steps):
-        here = dict.fromkeys([*flat(step.takes), *flat(step.gives)])
+        here = dict.fromkeys([*flat(step.inputs), *flat(step.outputs)])
         plan.append(tuple(v for v in here if v not in seen and v not in kept))
         seen.update(here)
     return plan[::-1]

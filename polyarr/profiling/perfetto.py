@@ -38,9 +38,9 @@ def _launched(launch: Timed) -> dict[str, Any]:
     facts["op"] = launch.call.name
     step = launch.call.step
     if step is not None:
-        facts |= {"line": step.place, "module": step.module, "gradient": step.is_gradient}
+        facts |= {"line": step.line, "module": step.module, "gradient": step.is_gradient}
         if step.part == "group":
-            facts["fused"] = [", ".join(filter(None, (s.name, s.module, s.place))) for s in step.op.steps]
+            facts["fused"] = [", ".join(filter(None, (s.name, s.module, s.line))) for s in step.op.steps]
     return facts | _facts(launch.call)
 
 

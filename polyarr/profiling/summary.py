@@ -131,7 +131,7 @@ def _title(call: Call) -> str:
     if step is None:
         return name
     module = re.sub(r"(?<![^.])\d+(?![^.])", "*", step.module)
-    return ", ".join(part for part in (name, module, PurePath(step.place).name) if part)
+    return ", ".join(part for part in (name, module, PurePath(step.line).name) if part)
 
 
 def _by_call(launches: list[Timed]) -> dict[int, list[Timed]]:

@@ -117,9 +117,9 @@ def written(random):
     steps, specs, reach = [], {0: FULL}, random.choice((0.1, 0.3, 0.7))
     for i in range(1, random.randint(4, 45)):
         op = random.choices((ops.add, ops.exp, ops.sum, ops.take), (6, 1, 2, 1))[0]
-        takes = [max(0, i - 1 - int(random.expovariate(reach))) for _ in range(1 + (op is ops.add))]
-        specs[i] = ROWS if op is ops.sum or (op is not ops.take and all(specs[v] == ROWS for v in takes)) else FULL
-        steps.append(Step(op, "kernel", None, (OUT, *takes), {}, i, "file.py:1"))
+        inputs = [max(0, i - 1 - int(random.expovariate(reach))) for _ in range(1 + (op is ops.add))]
+        specs[i] = ROWS if op is ops.sum or (op is not ops.take and all(specs[v] == ROWS for v in inputs)) else FULL
+        steps.append(Step(op, "kernel", None, (OUT, *inputs), {}, i, "file.py:1"))
     return Program(
         "f", (), tuple(steps), OUT + 1, {OUT: FULL}, (0,), tuple(random.sample(range(1, i + 1), 2)), specs, {}
     )
@@ -136,16 +136,16 @@ def test_whatever_is_joined_every_step_runs_once_with_what_it_takes():
         joined = fuse.fused(program, Fusion(kind, lambda group, kind: None, random.choice((3, 6, 16))))
         there, ran = {0, *joined.constants}, []
         for step in joined.steps:
-            assert there.issuperset(flat(step.takes)), seed
+            assert there.issuperset(flat(step.inputs)), seed
             parts, own = (step.op.steps, {*step.op.inputs, OUT}) if step.part == "group" else ((step,), there)
             for part in parts:
-                assert own.issuperset(flat(part.takes)), seed
-                own.add(part.gives)
-                ran.append(part.gives)
-            there.update(flat(step.gives))
-        assert there.issuperset(program.outputs) and sorted(ran) == [step.gives for step in program.steps], seed
-        takes = {step.gives for step in program.steps if step.op is ops.take}
-        assert [v for v in ran if v in takes] == sorted(takes), seed
+                assert own.issuperset(flat(part.inputs)), seed
+                own.add(part.outputs)
+                ran.append(part.outputs)
+            there.update(flat(step.outputs))
+        assert there.issuperset(program.outputs) and sorted(ran) == [step.outputs for step in program.steps], seed
+        inputs = {step.outputs for step in program.steps if step.op is ops.take}
+        assert [v for v in ran if v in inputs] == sorted(inputs), seed
 
 
 # ---- planted faults ----------------------------------------------------------------------------------------------

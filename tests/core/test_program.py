@@ -7,18 +7,18 @@ import pytest
 from polyarr import ops
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import FloatNumber, IntNumber, check, evaluate
-from polyarr.core.program import Program, Step, flat, given, last_uses, taken
+from polyarr.core.program import Program, Step, assigned, flat, last_uses, lookup
 from polyarr.core.spec import Spec, float32
 
 SPEC = Spec((2,), float32)
 
 
-def step(op, takes, gives, part="kernel"):
-    return Step(op, part, lambda *_: None, takes, {}, gives, "file.py:1")
+def step(op, inputs, outputs, part="kernel"):
+    return Step(op, part, lambda *_: None, inputs, {}, outputs, "file.py:1")
 
 
-def program(*steps, inputs=(0,), outputs=(), counts=(), **more):
-    return Program("f", counts, steps, 10, {9: SPEC}, inputs, outputs, {0: SPEC, 1: SPEC, 2: SPEC}, {}, **more)
+def program(*steps, inputs=(0,), outputs=(), scalar_steps=(), **more):
+    return Program("f", scalar_steps, steps, 10, {9: SPEC}, inputs, outputs, {0: SPEC, 1: SPEC, 2: SPEC}, {}, **more)
 
 
 def test_a_value_is_dropped_after_its_last_use():
@@ -37,19 +37,19 @@ def test_unused_values_are_dropped_at_once():
 
 def test_takes_and_gives_are_nested():
     assert [*flat((1, (2, None), ((3,),)))] == [1, 2, 3]
-    assert taken({1: "a", 2: "b", 3: "c"}, (1, (2, (3,)))) == ("a", ("b", ("c",)))
-    assert [*given((1, (None, 2)), ("a", ("b", "c")))] == [(1, "a"), (2, "c")]
+    assert lookup({1: "a", 2: "b", 3: "c"}, (1, (2, (3,)))) == ("a", ("b", ("c",)))
+    assert [*assigned((1, (None, 2)), ("a", ("b", "c")))] == [(1, "a"), (2, "c")]
 
 
 def test_a_program_prints_a_step_a_line():
     double = Step(None, "number", operator.mul, (4, 4), {}, 5, "file.py:2")
-    shown = program(step(ops.exp, (9, 0), 1), inputs=(0, 4), outputs=(1,), counts=(double,))
-    assert str(shown._replace(numbers={4: int, 5: int})).splitlines() == [
+    shown = program(step(ops.exp, (9, 0), 1), inputs=(0, 4), outputs=(1,), scalar_steps=(double,))
+    assert str(shown._replace(scalars={4: int, 5: int})).splitlines() == [
         "f: 2 steps, 2 inputs, 1 output",
-        "  takes %0 float32[2], %4 int",
+        "  inputs: %0 float32[2], %4 int",
         "  %5 int = mul(%4, %4)  # file.py:2",
         "  %1 float32[2] = exp(%0)  # file.py:1",
-        "  gives %1 float32[2]",
+        "  outputs: %1 float32[2]",
     ]
 
 
@@ -60,8 +60,8 @@ def test_an_error_names_its_step():
 
 
 def recorded(now, calls):
-    def record(fn, numbers, gives):
-        calls.append((fn, numbers, gives))
+    def record(fn, numbers, has_output):
+        calls.append((fn, numbers, has_output))
         return "recorded"
 
     return (IntNumber if isinstance(now, int) else FloatNumber)(0, now, record)
@@ -79,7 +79,7 @@ def test_functions_of_numbers_are_noted_or_called():
     n = recorded(0.5, calls)
     assert evaluate(max, 1, n) == "recorded"
     check(max, (1, n))
-    assert [(fn, gives) for fn, _, gives in calls] == [(max, True), (max, False)]
+    assert [(fn, has_output) for fn, _, has_output in calls] == [(max, True), (max, False)]
     assert evaluate(max, 1, 2) == 2
     with pytest.raises(ZeroDivisionError):
         check(operator.truediv, 1, 0)

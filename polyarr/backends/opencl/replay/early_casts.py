@@ -12,18 +12,18 @@ MAX_CAST_BYTES = 32 << 20  # bytes that one launch casts
 
 def split_casts(program: Program) -> Program:
     """Return the program with its calls of astype_all split, each placed behind the last step that it needs."""
-    given_by = {v: n for n, step in enumerate(program.steps) for v in flat(step.gives)}
+    given_by = {v: n for n, step in enumerate(program.steps) for v in flat(step.outputs)}
     constants, size, behind = dict(program.constants), program.size, dict[int, list[Step]]()
     for n, step in enumerate(program.steps):
         if step.op is not ops.astype_all or step.part != "kernel":
             behind.setdefault(n, []).append(step)
             continue
-        specs, arrays = program.constants[step.takes[0]], step.takes[1]
+        specs, arrays = program.constants[step.inputs[0]], step.inputs[1]
         for members in _parts([spec.size * spec.dtype.itemsize for spec in specs]):
             constants[size] = tuple([specs[i] for i in members])
-            takes, gives = tuple([arrays[i] for i in members]), tuple([step.gives[i] for i in members])
-            last = max([given_by.get(v, -1) for v in takes])
-            behind.setdefault(last, []).append(step._replace(takes=(size, takes), gives=gives))
+            inputs, outputs = tuple([arrays[i] for i in members]), tuple([step.outputs[i] for i in members])
+            last = max([given_by.get(v, -1) for v in inputs])
+            behind.setdefault(last, []).append(step._replace(inputs=(size, inputs), outputs=outputs))
             size += 1
     steps = tuple([step for n in sorted(behind) for step in behind[n]])
     return program._replace(steps=steps, constants=constants, size=size)

@@ -52,10 +52,10 @@ class Phases:
 
     def __init__(self, group: Program, kind: Kind) -> None:
         self._group, self._reduced = group, kind.reduced
-        self.makers = {step.gives: step for step in group.steps}
+        self.makers = {step.outputs: step for step in group.steps}
         self.of = self._of()
         self.count = max(self.of.values()) + 1
-        joined = dict.fromkeys(step.takes[1] for step in group.steps if step.op in JOINS)
+        joined = dict.fromkeys(step.inputs[1] for step in group.steps if step.op in JOINS)
         self.kept = [v for v in joined if v in self.makers]
         self.direct = [v for v in joined if v not in self.makers]
         self.dtype = group.specs[next(iter(joined))].dtype
@@ -64,7 +64,7 @@ class Phases:
         """Return the phase in which each value is computed; inputs are available in the first."""
         found: dict[int, int] = {}
         for step in self._group.steps:
-            found[step.gives] = max(found.get(v, 0) for v in step.takes[1:]) + (step.op in JOINS)
+            found[step.outputs] = max(found.get(v, 0) for v in step.inputs[1:]) + (step.op in JOINS)
         return found
 
     def is_of_rows(self, v: int) -> bool:
@@ -73,12 +73,12 @@ class Phases:
 
     def of_rows(self, phase: int) -> list[int]:
         """Return the values with one element per row that a phase computes, apart from reductions."""
-        steps = [step for step in self._group.steps if step.op not in JOINS and self.of[step.gives] == phase]
-        return [step.gives for step in steps if self.is_of_rows(step.gives)]
+        steps = [step for step in self._group.steps if step.op not in JOINS and self.of[step.outputs] == phase]
+        return [step.outputs for step in steps if self.is_of_rows(step.outputs)]
 
     def joins(self, phase: int) -> list[Step]:
         """Return the reductions that a phase computes."""
-        return [step for step in self._group.steps if step.op in JOINS and self.of[step.gives] == phase + 1]
+        return [step for step in self._group.steps if step.op in JOINS and self.of[step.outputs] == phase + 1]
 
     def stored(self, phase: int) -> list[int]:
         """Return the outputs with all elements that a phase computes."""
@@ -214,7 +214,7 @@ class SerialRows(RowGroup):
 
     def _is_made_here(self, step: Step, phase: int) -> bool:
         """Return whether a step is the sum of a value computed in this phase, which needs no loop of its own."""
-        x = step.takes[1]
+        x = step.inputs[1]
         return step.op is ops.sum and x in self.phases.kept and self.phases.of[x] == phase
 
     def _through_the_row(
@@ -225,8 +225,8 @@ class SerialRows(RowGroup):
         `summed` is added up in the same loop, and kept only if another step needs it.
         """
         stored, all_kept, text = self.phases.stored(phase), self.phases.kept, self.statements
-        joined = [v for v in dict.fromkeys(s.takes[1] for s in joins) if v in all_kept and self.phases.of[v] == phase]
-        takers = [v for step in self.phases.makers.values() if step is not summed for v in step.takes[1:]]
+        joined = [v for v in dict.fromkeys(s.inputs[1] for s in joins) if v in all_kept and self.phases.of[v] == phase]
+        takers = [v for step in self.phases.makers.values() if step is not summed for v in step.inputs[1:]]
         kept = [v for v in joined if v in takers]
         if not stored and not joined:
             return []
@@ -234,7 +234,8 @@ class SerialRows(RowGroup):
         statements += [f"KEEP({all_kept.index(v)}, j, {text.names[v]});" for v in kept]
         statements += [text.store(v, "i + j") for v in stored]
         if summed is not None:
-            return [f"SUM_BEGINS({text.names[summed.gives]})", *statements, f"SUM_ENDS({text.names[summed.takes[1]]})"]
+            total, x = text.names[summed.outputs], text.names[summed.inputs[1]]
+            return [f"SUM_BEGINS({total})", *statements, f"SUM_ENDS({x})"]
         return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"]
 
     def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
@@ -249,7 +250,7 @@ class SerialRows(RowGroup):
             elif v in phases.kept and phases.of[v] < phase:
                 found[v] = f"const T {text.names[v]} = KEPT_AT({phases.kept.index(v)}, j);"
             else:
-                for operand in phases.makers[v].takes[1:]:
+                for operand in phases.makers[v].inputs[1:]:
                     declare(operand)
                 found[v] = text.links[v]
 
@@ -258,9 +259,9 @@ class SerialRows(RowGroup):
         return [*found.values()]
 
     def _join(self, step: Step, rows: Rows) -> str:
-        x, how = step.takes[1], JOINS[step.op]
+        x, how = step.inputs[1], JOINS[step.op]
         if x in self.phases.kept:
             source = f"kept, KEPT_FROM({self.phases.kept.index(x)})"
         else:
             source = f"p{self.statements.arrays.index(x)}, o{self.statements.arrays.index(x)} + b{rows.at[x]}"
-        return f"const A {self.statements.names[step.gives]} = join_row({source}, 1, 0, columns, 0, lanes, {how});"
+        return f"const A {self.statements.names[step.outputs]} = join_row({source}, 1, 0, columns, 0, lanes, {how});"

@@ -115,11 +115,11 @@ class Writer:
             if v in found or v not in self._text.names or self._phases.is_of_rows(v):
                 return
             if v not in there and v not in self._loads:
-                for operand in self._phases.makers[v].takes[1:]:
+                for operand in self._phases.makers[v].inputs[1:]:
                     need(operand)
             found[v] = v in there
 
-        for v in (*(step.takes[1] for step in self._phases.joins(phase)), *self._phases.stored(phase)):
+        for v in (*(step.inputs[1] for step in self._phases.joins(phase)), *self._phases.stored(phase)):
             need(v)
         return found
 
@@ -130,7 +130,7 @@ class Writer:
         if not needed:
             return []
         stored, names = self._phases.stored(phase), self._text.names
-        joins = [(names[step.takes[1]], names[step.gives], HOW[step.op]) for step in self._phases.joins(phase)]
+        joins = [(names[step.inputs[1]], names[step.outputs], HOW[step.op]) for step in self._phases.joins(phase)]
         new = [v for v, is_there in needed.items() if not is_there]
         each = [self._declared(v, f"h{held[v]}[s][k]" if is_there else "") for v, is_there in needed.items()]
         return [

@@ -10,7 +10,7 @@ from polyarr.backends.opencl.replay.statements import Statements
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import evaluate
-from polyarr.core.program import Kind, Program, taken
+from polyarr.core.program import Kind, Program, lookup
 from polyarr.core.spec import Spec
 
 ARGUMENTS = 1024  # bytes of arguments that OpenCL guarantees for a kernel
@@ -70,5 +70,5 @@ class Group(ABC):
 
     def _by_steps(self, values: dict[int, Any]) -> tuple[Buffer, ...]:
         for step in self.group.steps:
-            values[step.gives] = step.call(*taken(values, step.takes), **step.params)
+            values[step.outputs] = step.call(*lookup(values, step.inputs), **step.params)
         return tuple([values[v] for v in self.group.outputs])

@@ -48,11 +48,11 @@ class RecordedCommand(NamedTuple):
 
 
 class Formula(NamedTuple):
-    """values[gives] = call(*values[takes]), over scalars; takes may be nested. `step` is the step that needs it."""
+    """values[outputs] = call(*values[inputs]), over scalars; inputs may be nested. `step` is the step that needs it."""
 
     call: Callable[..., Any]
-    takes: tuple[Any, ...]
-    gives: int | None
+    inputs: tuple[Any, ...]
+    outputs: int | None
     step: int
 
 
@@ -137,9 +137,9 @@ class Recording:
         """Return the tracer of an input's offset."""
         return Offset(self.number(self._slot(None), buf.offset), of, ALIGNMENT // buf.dtype.itemsize, is_aligned(buf))
 
-    def _formulate(self, call: Callable[..., Any], numbers: tuple, gives: bool) -> Number | None:
+    def _formulate(self, call: Callable[..., Any], numbers: tuple, outputs: bool) -> Number | None:
         now = call(*settled(numbers))
-        slot = self._slot(None) if gives else None
+        slot = self._slot(None) if outputs else None
         self.formulas.append(Formula(call, self._slots(numbers), slot, self.step))
         return None if slot is None else self.number(slot, now)
 

@@ -28,7 +28,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, is_aligned
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
-from polyarr.core.program import Program, Run, Step, given, last_uses, taken
+from polyarr.core.program import Program, Run, Step, assigned, last_uses, lookup
 
 MAX_LAYOUTS = 8  # layouts of the inputs that are recorded; with further ones, the launchers run
 MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
@@ -165,11 +165,11 @@ class FirstRun:
     def run(self) -> list[Any]:
         """Return the outputs' values, possibly with Numbers in them."""
         program, values = self._program, self._values
-        for n, step in enumerate(program.counts):
+        for n, step in enumerate(program.scalar_steps):
             self._call(n, step, self._count)
         self._device.commands.recording = self.recording
         try:
-            first = len(program.counts)
+            first = len(program.scalar_steps)
             for n, (step, dead) in enumerate(zip(program.steps, last_uses(program), strict=True), first):
                 self._call(n, step, self._launch)
                 for slot in dead:
@@ -182,20 +182,20 @@ class FirstRun:
         if self.recording is not None:
             self.recording.step = n
         try:
-            self._values.update(given(step.gives, call(step)))
+            self._values.update(assigned(step.outputs, call(step)))
         except Exception as error:
             self._program.note(error, step)
             raise
 
     def _count(self, step: Step) -> Any:
         call = partial(step.call, **step.params) if step.params else step.call
-        self.recording.formulas.append(Formula(call, step.takes, step.gives, self.recording.step))
-        now = call(*settled(taken(self._values, step.takes)))
-        return None if step.gives is None else self.recording.number(step.gives, now)
+        self.recording.formulas.append(Formula(call, step.inputs, step.outputs, self.recording.step))
+        now = call(*settled(lookup(self._values, step.inputs)))
+        return None if step.outputs is None else self.recording.number(step.outputs, now)
 
     def _launch(self, step: Step) -> Any:
         """Call a launcher; if it needs an offset, pass the value, or else a copy; failing that, stop recording."""
-        args = taken(self._values, step.takes)
+        args = lookup(self._values, step.inputs)
         if self.recording is not None:
             recorded = len(self.recording.recorded)
             for change in (_same, _with_offset, self._copied):
@@ -384,18 +384,18 @@ class RecordedRun:
             values[slot] = inputs[i]
         for i, slot in self._begins:
             values[slot] = inputs[i].offset
-        for call, takes, gives, n in self._recording.formulas:
+        for call, inputs, outputs, n in self._recording.formulas:
             try:
-                found = call(*taken(values, takes))
+                found = call(*lookup(values, inputs))
             except Exception as error:
                 self._program.note(error, self._step(n))
                 raise
-            if gives is not None:
-                values[gives] = found
+            if outputs is not None:
+                values[outputs] = found
         return values
 
     def _step(self, n: int) -> Step:
-        return (*self._program.counts, *self._program.steps)[n]
+        return (*self._program.scalar_steps, *self._program.steps)[n]
 
     def _bind(self) -> None:
         """Bind constant arguments, and note where the others are. Runs once."""

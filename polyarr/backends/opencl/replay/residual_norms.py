@@ -24,15 +24,17 @@ def fuse_residual_adds(device: Device, program: Program) -> Program:
     for n, step in enumerate(program.steps):
         launcher = launcher_of(step)
         if launcher in OF_SUM:
-            for m, x, y in steps.sums_of(step.takes[1]):
-                if steps.are_there(m, step.takes[2:]):
-                    takes, gives = (step.takes[0], x, y, *step.takes[2:]), (step.takes[1], step.gives)
-                    steps.join(m, n, step._replace(call=following(device, OF_SUM[launcher]), takes=takes, gives=gives))
+            for m, x, y in steps.sums_of(step.inputs[1]):
+                if steps.are_there(m, step.inputs[2:]):
+                    inputs, outputs = (step.inputs[0], x, y, *step.inputs[2:]), (step.inputs[1], step.outputs)
+                    call = following(device, OF_SUM[launcher])
+                    steps.join(m, n, step._replace(call=call, inputs=inputs, outputs=outputs))
         elif launcher in AND_SUM:
-            for m, other in steps.only_sum_with(step.gives[0]):
+            for m, other in steps.only_sum_with(step.outputs[0]):
                 if steps.are_there(n, (other,)):
-                    takes, gives = (*step.takes, other), (program.steps[m].gives, *step.gives[1:])
-                    steps.join(n, m, step._replace(call=following(device, AND_SUM[launcher]), takes=takes, gives=gives))
+                    inputs, outputs = (*step.inputs, other), (program.steps[m].outputs, *step.outputs[1:])
+                    call = following(device, AND_SUM[launcher])
+                    steps.join(n, m, step._replace(call=call, inputs=inputs, outputs=outputs))
     return program._replace(steps=tuple([step for step in steps.all if step is not None]))
 
 
@@ -42,23 +44,23 @@ class Steps:
     def __init__(self, program: Program) -> None:
         self.all: list[Step | None] = [*program.steps]
         self._program = program
-        self._maker = {v: n for n, step in enumerate(program.steps) for v in flat(step.gives)}
+        self._maker = {v: n for n, step in enumerate(program.steps) for v in flat(step.outputs)}
         self._users: dict[int, list[int]] = {}
         for n, step in enumerate(program.steps):
-            for v in flat(step.takes):
+            for v in flat(step.inputs):
                 self._users.setdefault(v, []).append(n)
 
     def sums_of(self, v: int) -> Iterator[tuple[int, int, int]]:
         """Yield the step that computes a value and its two addends, if it adds two arrays of the value's Spec."""
         m = self._maker.get(v)
         if m is not None and self._is_sum(m):
-            yield m, *self._program.steps[m].takes[1:]
+            yield m, *self._program.steps[m].inputs[1:]
 
     def only_sum_with(self, v: int) -> Iterator[tuple[int, int]]:
         """Yield the step that adds a value to another one, and that one, if nothing else uses the value."""
         users = self._users.get(v, [])
         if len(users) == 1 and v not in self._program.outputs and self._is_sum(users[0]):
-            x, y = self._program.steps[users[0]].takes[1:]
+            x, y = self._program.steps[users[0]].inputs[1:]
             yield users[0], y if x == v else x
 
     def are_there(self, n: int, values: tuple) -> bool:
@@ -74,7 +76,7 @@ class Steps:
         step, specs = self._program.steps[n], self._program.specs
         if self.all[n] is not step or launcher_of(step) is not KERNELS[ops.add]:
             return False
-        return all(specs.get(v) == specs[step.gives] for v in step.takes[1:])
+        return all(specs.get(v) == specs[step.outputs] for v in step.inputs[1:])
 
 
 def launcher_of(step: Step) -> object:

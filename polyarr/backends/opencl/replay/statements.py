@@ -58,22 +58,22 @@ class Statements:
     def __init__(self, group: Program, calls: str) -> None:
         self.group, self.numbers, self._dtype = group, list[Operand](), ARITHMETIC.get(calls, float32)
         self.arrays = [v for v in group.inputs if v in group.specs]
-        self.names = {v: f"v{i}" for i, v in enumerate((*self.arrays, *(step.gives for step in group.steps)))}
+        self.names = {v: f"v{i}" for i, v in enumerate((*self.arrays, *(step.outputs for step in group.steps)))}
         elementwise = [step for step in group.steps if expression_of(step, self._specs(step)) is not None]
-        self.links = {step.gives: self._link(step) for step in elementwise}
+        self.links = {step.outputs: self._link(step) for step in elementwise}
 
     def _specs(self, step: Step) -> tuple[Spec, ...]:
-        return tuple([self.group.spec(v) for v in step.takes[1:]])  # type: ignore[misc]
+        return tuple([self.group.spec(v) for v in step.inputs[1:]])  # type: ignore[misc]
 
     def _link(self, step: Step) -> str:
         """Return the statement of one op, which rounds its result to the stored dtype."""
-        specs, out = self._specs(step), self.group.specs[step.gives]
+        specs, out = self._specs(step), self.group.specs[step.outputs]
         dtype, names = dtype_of(specs, out), NAMES[len(specs)]
         parts = [
             f"const {'int' if name == 'c' else types(dtype)['ACC']} {name} = {self._operand(v, dtype, out)};"
-            for name, v in zip(names, step.takes[1:], strict=True)
+            for name, v in zip(names, step.inputs[1:], strict=True)
         ]
-        kind, result, value = out.dtype.name, self.names[step.gives], expression_of(step, specs) or ""
+        kind, result, value = out.dtype.name, self.names[step.outputs], expression_of(step, specs) or ""
         if out.dtype == float32 and ("(" in value or "/" in value):
             value = f"SETTLED({value})"
         assign = f"{result} = widen_{kind}(narrow_{kind}({value}));"

@@ -16,18 +16,18 @@ def remove_widening_casts(program: Program) -> Program:
     """Return the program without these casts, which halves the memory of gradients."""
     names: dict[int, int] = {}
     for step in program.steps:
-        if _widens(step, program) and _is_only_read(step.gives, program):
-            names.update(zip(step.gives, step.takes[1], strict=True))
+        if _widens(step, program) and _is_only_read(step.outputs, program):
+            names.update(zip(step.outputs, step.inputs[1], strict=True))
     if not names:
         return program
-    kept = [step for step in program.steps if step.gives is None or names.keys().isdisjoint(flat(step.gives))]
-    return program._replace(steps=tuple([step._replace(takes=_renamed(step.takes, names)) for step in kept]))
+    kept = [step for step in program.steps if step.outputs is None or names.keys().isdisjoint(flat(step.outputs))]
+    return program._replace(steps=tuple([step._replace(inputs=_renamed(step.inputs, names)) for step in kept]))
 
 
 def _widens(step: Step, program: Program) -> bool:
     if launcher_of(step) is not KERNELS[ops.astype_all] or step.params["dtype"] != float32:
         return False
-    return all(program.specs[v].dtype in NARROW for v in step.takes[1])
+    return all(program.specs[v].dtype in NARROW for v in step.inputs[1])
 
 
 def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
@@ -36,16 +36,16 @@ def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
     if not own.isdisjoint(program.outputs):
         return False
     for step in program.steps:
-        launcher, taken = launcher_of(step), flat(step.takes)
-        if launcher is KERNELS[ops.global_norm] and own.issuperset(step.takes[1]):
+        launcher, taken = launcher_of(step), flat(step.inputs)
+        if launcher is KERNELS[ops.global_norm] and own.issuperset(step.inputs[1]):
             continue  # not with several dtypes, which it adds in another order
         if launcher is KERNELS[ops.adamw]:
-            taken = flat((*step.takes[:2], *step.takes[3:]))
+            taken = flat((*step.inputs[:2], *step.inputs[3:]))
         if not own.isdisjoint(taken):
             return False
     return True
 
 
 def _renamed(values: Any, names: dict[int, int]) -> Any:
-    """Return a step's inputs with other value numbers."""
+    """Return a step's inputs with other slots."""
     return tuple([_renamed(v, names) for v in values]) if type(values) is tuple else names.get(values, values)

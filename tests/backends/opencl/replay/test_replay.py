@@ -15,7 +15,7 @@ import pytest
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.errors import DeviceMemoryError
-from polyarr.core.program import Program, Step, given, taken
+from polyarr.core.program import Program, Step, assigned, lookup
 from polyarr.core.spec import Spec, float32, uint32
 from polyarr.core.spec import bool as bool_
 from polyarr.testing.compare import bits
@@ -30,8 +30,8 @@ class Writer:
     """A recorder of a program."""
 
     def __init__(self, backend):
-        self.backend, self.constants, self.inputs, self.numbers = backend, {}, [], {}
-        self.counts, self.steps, self.size = [], [], 0
+        self.backend, self.constants, self.inputs, self.scalars = backend, {}, [], {}
+        self.scalar_steps, self.steps, self.size = [], [], 0
 
     def value(self):
         self.size += 1
@@ -46,27 +46,27 @@ class Writer:
         return self.inputs[-1]
 
     def number(self, kind):
-        self.numbers[found := self.array()] = kind
+        self.scalars[found := self.array()] = kind
         return found
 
-    def count(self, call, *takes):
-        self.numbers[found := self.value()] = int
-        self.counts.append(Step(None, "number", call, takes, {}, found, "file.py:1"))
+    def count(self, call, *inputs):
+        self.scalars[found := self.value()] = int
+        self.scalar_steps.append(Step(None, "number", call, inputs, {}, found, "file.py:1"))
         return found
 
-    def step(self, op, out, *takes, call=None, **params):
-        gives = tuple(self.step_value(o) for o in out) if type(out) is tuple else self.value()
-        takes = (self.constant(out), *takes)
-        self.steps.append(Step(op, "kernel", call or self.backend.kernels[op], takes, params, gives, "file.py:2"))
-        return gives
+    def step(self, op, out, *inputs, call=None, **params):
+        outputs = tuple(self.step_value(o) for o in out) if type(out) is tuple else self.value()
+        inputs = (self.constant(out), *inputs)
+        self.steps.append(Step(op, "kernel", call or self.backend.kernels[op], inputs, params, outputs, "file.py:2"))
+        return outputs
 
     def step_value(self, out):
         return tuple(map(self.step_value, out)) if type(out) is tuple else self.value()
 
     def program(self, *outputs):
         return Program(
-            "f", tuple(self.counts), tuple(self.steps), self.size, self.constants, tuple(self.inputs), outputs, {},
-            self.numbers,
+            "f", tuple(self.scalar_steps), tuple(self.steps), self.size, self.constants, tuple(self.inputs), outputs,
+            {}, self.scalars,
         )  # fmt: skip
 
 
@@ -88,8 +88,8 @@ class Runs:
 
     def plain(self, inputs):
         values = {**self.program.constants, **dict(zip(self.program.inputs, inputs, strict=True))}
-        for step in self.program.counts + self.program.steps:
-            values.update(given(step.gives, step.call(*taken(values, step.takes), **step.params)))
+        for step in self.program.scalar_steps + self.program.steps:
+            values.update(assigned(step.outputs, step.call(*lookup(values, step.inputs), **step.params)))
         return [values[slot] for slot in self.program.outputs]
 
     def check(self, *inputs):
