@@ -16,7 +16,7 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import CaptureContext
 from polyarr.core.errors import CaptureError
-from polyarr.core.number import FloatNumber, IntNumber, Number, user_location
+from polyarr.core.number import Number, tracer, user_location
 from polyarr.core.op import Op
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import Spec
@@ -124,9 +124,9 @@ class Trace:
 
     def number(self, now: int | float) -> Number:
         """Return the tracer of a number that every run brings or computes."""
-        kind, slot = int if isinstance(now, int) else float, next(self._new)
-        self.scalars[slot] = kind
-        return (IntNumber if kind is int else FloatNumber)(slot, now, self._evaluate)
+        slot = next(self._new)
+        self.scalars[slot] = int if isinstance(now, int) else float
+        return tracer(slot, now, self._evaluate)
 
     def constant(self, value: Any) -> int:
         """Return the slot of a constant; equal constants share one."""

@@ -92,6 +92,11 @@ class FloatNumber(Number):
     __slots__ = ()
 
 
+def tracer(slot: int, now: Any, record: Callable[..., Any]) -> Number:
+    """Return the tracer of a scalar, which is an int or a float; see Number."""
+    return (IntNumber if isinstance(now, (int, np.integer)) else FloatNumber)(slot, now, record)
+
+
 NUMBERS = (int, float, Number)  # the types of scalar inputs
 
 

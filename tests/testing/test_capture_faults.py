@@ -170,15 +170,15 @@ def test_the_kit_sees_it_in_captures(on_numpy, monkeypatch, plant):
 
 
 def inputs_written_over_that_are_read_later(patch):
-    patch.setattr(replayed("memory_plan"), "_is_last", lambda n, place: place.times >> n > 1)
+    patch.setattr(replayed("memory_plan"), "_is_last", lambda n, ref: ref.times >> n > 1)
 
 
 def inputs_written_over_that_were_not_given_away(patch):
-    patch.setattr(replayed("replay"), "getrefcount", lambda value: replayed("replay").ALONE)
+    patch.setattr(replayed("recorded_run"), "getrefcount", lambda value: replayed("recorded_run").ALONE)
 
 
 def places_baked_in(patch):
-    patch.setattr(replayed("replay").FirstRun, "_begun", lambda self, i, buf: buf)
+    patch.setattr(replayed("first_run").FirstRun, "_trace_offset", lambda self, i, buf: buf)
 
 
 def replayed(stem):

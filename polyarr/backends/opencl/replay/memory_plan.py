@@ -13,12 +13,12 @@ from polyarr.backends.opencl.replay.recording import MemoryRef, RecordedCommand
 from polyarr.backends.opencl.runtime.device import Device
 
 SMALL_BYTES = 512  # bytes up to which memory may serve any smaller allocation
-MAX_BLOCK_BYTES = 256 << 20  # largest block in bytes, unless it is one slot
+MAX_BLOCK_BYTES = 256 << 20  # largest block in bytes, unless it is one region
 Uses = list[tuple[Any, int]]  # (kernel arguments object, index) of the arguments that are bound to memory
 
 
-class Slot:
-    """The arguments bound to one allocation, or to several with disjoint lifetimes.
+class Region:
+    """Memory of one allocation, or of several with disjoint lifetimes, and the arguments bound to it.
 
     Attributes:
         handle: The memory to which the arguments were bound last; 0 if none.
@@ -47,39 +47,39 @@ class Slot:
 
 
 class Block:
-    """Slots side by side in one allocation, so that a run needs few.
+    """Regions side by side in one allocation, so that a run needs few.
 
     Attributes:
-        slots: The slots, and where they begin.
-        handle: As a slot's.
+        regions: The regions, and where they begin.
+        handle: As a region's.
     """
 
-    def __init__(self, device: Device, slots: Sequence[tuple[int, Slot]], nbytes: int) -> None:
-        self._device, self.slots, self.nbytes, self.handle = device, slots, nbytes, 0
+    def __init__(self, device: Device, regions: Sequence[tuple[int, Region]], nbytes: int) -> None:
+        self._device, self.regions, self.nbytes, self.handle = device, regions, nbytes, 0
 
     def bind(self, memory: Any) -> None:
-        """Bind the slots to parts of other memory."""
-        self.handle, is_whole = 0, len(self.slots) == 1
-        for start, slot in self.slots:
-            slot.bind(memory if is_whole else self._device.part(memory, start, slot.nbytes))
+        """Bind the regions to parts of other memory."""
+        self.handle, is_whole = 0, len(self.regions) == 1
+        for start, region in self.regions:
+            region.bind(memory if is_whole else self._device.part(memory, start, region.nbytes))
         self.handle = memory.int_ptr
 
     def forget(self) -> None:
         """Keep no memory alive."""
         self.handle = 0
-        for _, slot in self.slots:
-            slot.forget()
+        for _, region in self.regions:
+            region.forget()
 
 
-def blocks_of(slots: Sequence[Slot], device: Device) -> list[Block]:
-    """Pack slots, largest first, into few blocks."""
-    found, row, end = list[Block](), list[tuple[int, Slot]](), 0
-    for slot in slots:
-        if row and end + slot.nbytes > MAX_BLOCK_BYTES:
+def blocks_of(regions: Sequence[Region], device: Device) -> list[Block]:
+    """Pack regions, largest first, into few blocks."""
+    found, row, end = list[Block](), list[tuple[int, Region]](), 0
+    for region in regions:
+        if row and end + region.nbytes > MAX_BLOCK_BYTES:
             found.append(Block(device, row, end))
             row, end = [], 0
-        row = [*row, (end, slot)]
-        end += -(-slot.nbytes // device.part_alignment) * device.part_alignment
+        row = [*row, (end, region)]
+        end += -(-region.nbytes // device.part_alignment) * device.part_alignment
     return [*found, Block(device, row, end)] if row else found
 
 
@@ -87,20 +87,20 @@ def _fits(nbytes: int, size: int) -> bool:
     return nbytes <= size <= max(2 * nbytes, SMALL_BYTES)
 
 
-def slots_for(uses: dict[MemoryRef, Uses]) -> list[Slot]:
-    """Assign allocations to few slots: largest first, each to the smallest slot that is free during its lifetime.
+def regions_for(uses: dict[MemoryRef, Uses]) -> list[Region]:
+    """Assign allocations to few regions: largest first, each to the smallest region that is free during its lifetime.
 
-    Among slots of equal size, the one used nearest in time is taken, so that others stay free for longer.
+    Among regions of equal size, the one used nearest in time is taken, so that others stay free for longer.
     """
-    slots: list[Slot] = []
-    for place in sorted(uses, key=lambda place: (place.nbytes, place.times.bit_length()), reverse=True):
-        free = [slot for slot in slots if not slot.times & place.span]
-        slot = min(free, key=lambda slot: (slot.nbytes, _gap(slot.times, place.times)), default=None)
-        if slot is None:
-            slots.append(slot := Slot(place.nbytes))
-        slot.times |= place.span
-        slot.uses += uses[place]
-    return slots
+    regions: list[Region] = []
+    for ref in sorted(uses, key=lambda ref: (ref.nbytes, ref.times.bit_length()), reverse=True):
+        free = [region for region in regions if not region.times & ref.span]
+        region = min(free, key=lambda region: (region.nbytes, _gap(region.times, ref.times)), default=None)
+        if region is None:
+            regions.append(region := Region(ref.nbytes))
+        region.times |= ref.span
+        region.uses += uses[ref]
+    return regions
 
 
 def _gap(busy: int, times: int) -> int:
@@ -122,7 +122,7 @@ class MemorySharing:
 
     Attributes:
         over: The inputs that may be overwritten, and by what.
-        spared: The commands that would copy data onto itself.
+        skipped: The commands that would copy data onto itself.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class MemorySharing:
                 if _is_last(n, old) and not self.home(new).times & ((1 << n) - 1):
                     self._join(n, old, self.home(new), is_copy)
 
-    def home(self, place: MemoryRef) -> MemoryRef:
+    def home(self, ref: MemoryRef) -> MemoryRef:
         """Return the allocation in whose memory this one lies."""
-        while place in self._homes:
-            place = self._homes[place]
-        return place
+        while ref in self._homes:
+            ref = self._homes[ref]
+        return ref
 
     def _join(self, n: int, old: MemoryRef, new: MemoryRef, is_copy: bool) -> None:
         if old in self._homes or old in self.over or new in self._taken:
@@ -158,9 +158,9 @@ class MemorySharing:
             self.skipped |= {n} if is_copy else set()
 
 
-def _is_last(n: int, place: MemoryRef) -> bool:
+def _is_last(n: int, ref: MemoryRef) -> bool:
     """Return whether command n is the last that uses an allocation."""
-    return place.times >> n == 1
+    return ref.times >> n == 1
 
 
 def _pairs(recorded: RecordedCommand) -> Iterator[tuple[MemoryRef, MemoryRef, bool]]:

@@ -2,19 +2,19 @@
 
 Every command passes through Command.__call__, and every allocation through Device._allocate; both report to the active
 recording. Dynamic scalars reach launchers as Numbers, as does the offset of an input that is a view. Whatever a
-launcher computes from them is recorded as a formula; if it branches on a value, the Number raises a CaptureError.
+launcher computes from them is recorded as a scalar step; if it branches on a value, the Number raises a CaptureError.
 """
 
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.runtime.commands import Command
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned
-from polyarr.core.number import FloatNumber, IntNumber, Number
+from polyarr.core.number import IntNumber, Number, tracer
+from polyarr.core.program import Step
 
 
 class MemoryRef:
@@ -38,22 +38,13 @@ class MemoryRef:
 
 
 class RecordedCommand(NamedTuple):
-    """A recorded command with its arguments: Places, Numbers, and constants. `step` is the step that enqueued it."""
+    """A recorded command with its arguments: MemoryRefs, Numbers, and constants; and the step that enqueued it."""
 
     command: Command
     work: tuple[int, ...]
     group: tuple[int, ...] | None
     args: tuple[Any, ...]
-    step: int
-
-
-class Formula(NamedTuple):
-    """values[outputs] = call(*values[inputs]), over scalars; inputs may be nested. `step` is the step that needs it."""
-
-    call: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    outputs: int | None
-    step: int
+    step: Step
 
 
 class Offset(IntNumber):
@@ -93,9 +84,9 @@ class Recording:
     """The commands that launchers enqueued while this was the device's recording.
 
     Attributes:
-        noted: The commands.
-        formulas: How scalars are computed.
-        values: A slot for each scalar and for each constant of a formula; None for scalars.
+        recorded: The commands.
+        scalar_steps: The scalar steps of the program and of launchers, each with the step of the program that needs it.
+        values: By slot, the program's and further ones of launchers: the value of a constant, else None.
         fault: The running thread's record, in which kernels note bad indices, and the time that they write.
         reads: Whether device memory was read, so that what is enqueued next may depend on it.
         step: The step that runs.
@@ -103,53 +94,53 @@ class Recording:
 
     def __init__(self, record: Any, size: int) -> None:
         self.recorded: list[RecordedCommand] = []
-        self.formulas: list[Formula] = []
+        self.scalar_steps: list[tuple[Step, Step]] = []
         self.values: list[Any] = [None] * size
-        self.fault = MemoryRef(), self.number(self._slot(None), 0)
-        self.reads, self.step = False, 0
-        self._record, self._places = record, dict[int, MemoryRef]()  # by handle
+        self.fault = MemoryRef(), self.number(self._new(None), 0)
+        self.reads = False
+        self.step: Step
+        self._record, self._refs = record, dict[int, MemoryRef]()  # by handle
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def allocated(self, memory: Any, nbytes: int) -> None:
         """Note an allocation, possibly where other memory was before."""
-        self._places[memory.int_ptr] = MemoryRef(nbytes)
+        self._refs[memory.int_ptr] = MemoryRef(nbytes)
 
-    def given(self, memory: Any) -> MemoryRef:
-        """Return the place of memory that every run brings."""
-        return self._places.setdefault(memory.int_ptr, MemoryRef())
+    def input_ref(self, memory: Any) -> MemoryRef:
+        """Return the reference to memory of an input."""
+        return self._refs.setdefault(memory.int_ptr, MemoryRef())
 
-    def place(self, memory: Any) -> MemoryRef:
-        """Return the place of memory; memory that was never seen before is constant."""
-        found = self._places.get(memory.int_ptr)
+    def ref(self, memory: Any) -> MemoryRef:
+        """Return the reference to memory; memory that was never seen before is constant."""
+        found = self._refs.get(memory.int_ptr)
         if found is None:
-            found = self._places[memory.int_ptr] = MemoryRef(0, memory)
+            found = self._refs[memory.int_ptr] = MemoryRef(0, memory)
         return found
 
     # ---- numbers ---------------------------------------------------------------------------------------------
 
     def number(self, slot: int, now: Any) -> Number:
         """Return the tracer of a scalar."""
-        kind = IntNumber if isinstance(now, (int, np.integer)) else FloatNumber
-        return kind(slot, now, self._formulate)
+        return tracer(slot, now, self._evaluate)
 
     def offset(self, of: int, buf: Buffer) -> Offset:
         """Return the tracer of an input's offset."""
-        return Offset(self.number(self._slot(None), buf.offset), of, ALIGNMENT // buf.dtype.itemsize, is_aligned(buf))
+        return Offset(self.number(self._new(None), buf.offset), of, ALIGNMENT // buf.dtype.itemsize, is_aligned(buf))
 
-    def _formulate(self, call: Callable[..., Any], numbers: tuple, outputs: bool) -> Number | None:
-        now = call(*settled(numbers))
-        slot = self._slot(None) if outputs else None
-        self.formulas.append(Formula(call, self._slots(numbers), slot, self.step))
+    def _evaluate(self, fn: Callable[..., Any], numbers: tuple, has_output: bool) -> Number | None:
+        now, slot = fn(*settled(numbers)), self._new(None) if has_output else None
+        self.scalar_steps.append((Step(None, "number", fn, self._slot(numbers), {}, slot, self.step.line), self.step))
         return None if slot is None else self.number(slot, now)
 
-    def _slots(self, numbers: tuple) -> tuple:
-        return tuple([
-            n.slot if isinstance(n, Number) else self._slots(n) if type(n) is tuple else self._slot(n) for n in numbers
-        ])  # fmt: skip
+    def _slot(self, value: Any) -> Any:
+        """Return the slot of a scalar or of a new constant; of a tuple, those of its members."""
+        if type(value) is tuple:
+            return tuple(map(self._slot, value))
+        return value.slot if isinstance(value, Number) else self._new(value)
 
-    def _slot(self, value: Any) -> int:
-        self.values.append(value)
+    def _new(self, constant: Any) -> int:
+        self.values.append(constant)
         return len(self.values) - 1
 
     # ---- commands --------------------------------------------------------------------------------------------
@@ -162,9 +153,9 @@ class Recording:
         found: list[Any] = []
         for arg in args:
             if isinstance(arg, cl.MemoryObjectHolder):
-                place = self.fault[0] if arg is self._record.memory else self.place(arg)
-                place.times |= 1 << len(self.recorded)
-                found.append(place)
+                ref = self.fault[0] if arg is self._record.memory else self.ref(arg)
+                ref.times |= 1 << len(self.recorded)
+                found.append(ref)
             else:  # kernels take the thread's record and the time as two consecutive arguments
                 found.append(self.fault[1] if found and found[-1] is self.fault[0] else arg)
         self.recorded.append(RecordedCommand(command, work, group, tuple(found), self.step))
@@ -173,7 +164,7 @@ class Recording:
     def _note_transfer(self, target: Any) -> None:
         """Note that memory copied from the host now stays constant, however often the rest is replayed."""
         if isinstance(target, cl.MemoryObjectHolder):
-            self._places[target.int_ptr] = MemoryRef(0, target)
+            self._refs[target.int_ptr] = MemoryRef(0, target)
         else:
             self.reads = True
 
@@ -181,8 +172,8 @@ class Recording:
         """Forget the commands from `count` on: a launcher failed, and another one will do its work."""
         del self.recorded[count:]
         before = (1 << count) - 1
-        for place in (*self._places.values(), self.fault[0]):
-            place.times &= before
+        for ref in (*self._refs.values(), self.fault[0]):
+            ref.times &= before
 
 
 def settled(value: Any) -> Any:

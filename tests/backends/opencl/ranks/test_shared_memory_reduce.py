@@ -20,7 +20,7 @@ RANK = 1
 def marked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set marks in captured functions, as a reduction does, until the end of a test, with many marks."""
     monkeypatch.setattr(backend.home.commands, "is_marked", backend.home.commands.is_marked)
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.replay"), "MARK_BYTES", 1 << 8)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.recorded_run"), "MARK_BYTES", 1 << 8)
     monkeypatch.setattr(import_module("polyarr.backends.opencl.replay.early_casts"), "MAX_CAST_BYTES", 1 << 8)
 
 

@@ -108,7 +108,7 @@ def drawn(backend, seed, shape=(4, 6)):
 
 
 def chain(write, count=3):
-    """Return y = tanh(...tanh(x * 0.5).mT...): outputs have memory of their own, intermediates are in slots.
+    """Return y = tanh(...tanh(x * 0.5).mT...): outputs have memory of their own, intermediates are in regions.
 
     A kernel that reads a transposed array cannot work in place.
     """
@@ -160,12 +160,13 @@ def test_memory_serves_again_and_trim_reaches_it(backend, write):
     for _ in range(3):
         runs.check(x)
     (repetition,) = runs.run._recorded.values()
-    (block,) = repetition._own
-    slots = slots_of(repetition)
-    assert block.nbytes == 2 * max(128, backend.home.part_alignment) and [slot.nbytes for slot in slots] == [128, 128]
-    assert block.handle and all(slot.handle for slot in slots)
+    (block,) = repetition._blocks
+    regions = regions_of(repetition)
+    assert block.nbytes == 2 * max(128, backend.home.part_alignment)
+    assert [region.nbytes for region in regions] == [128, 128]
+    assert block.handle and all(region.handle for region in regions)
     backend.home.trim()
-    assert not block.handle and not any(slot.handle or slot.kept for slot in slots)
+    assert not block.handle and not any(region.handle or region.kept for region in regions)
     runs.check(x)
 
 
@@ -182,34 +183,34 @@ def test_blocks_take_the_place_of_the_first_runs_memory(backend, write, monkeypa
     runs.check(x)
 
 
-def test_blocks_hold_slots_side_by_side(backend, monkeypatch):
-    places, device = import_module("polyarr.backends.opencl.replay.memory_plan"), backend.home
-    monkeypatch.setattr(places, "MAX_BLOCK_BYTES", 1 << 12)
+def test_blocks_hold_regions_side_by_side(backend, monkeypatch):
+    plan, device = import_module("polyarr.backends.opencl.replay.memory_plan"), backend.home
+    monkeypatch.setattr(plan, "MAX_BLOCK_BYTES", 1 << 12)
     sizes = [5000, 4096, 3000, 1000, 200, 130, 1, 1]
-    blocks, step = places.blocks_of([*map(places.Slot, sizes)], device), device.part_alignment
-    assert [slot.nbytes for block in blocks for _, slot in block.slots] == sizes
-    assert [len(block.slots) for block in blocks] == [1, 1, 2, 4]
+    blocks, step = plan.blocks_of([*map(plan.Region, sizes)], device), device.part_alignment
+    assert [region.nbytes for block in blocks for _, region in block.regions] == sizes
+    assert [len(block.regions) for block in blocks] == [1, 1, 2, 4]
     for block in blocks:
-        ends = [-(-(start + slot.nbytes) // step) * step for start, slot in block.slots]
-        assert [start for start, _ in block.slots] == [0, *ends[:-1]] and block.nbytes == ends[-1]
+        ends = [-(-(start + region.nbytes) // step) * step for start, region in block.regions]
+        assert [start for start, _ in block.regions] == [0, *ends[:-1]] and block.nbytes == ends[-1]
 
 
-def test_places_share_slots_and_few_bytes_are_lost():
-    places, total, needed = import_module("polyarr.backends.opencl.replay.memory_plan"), 0, 0
+def test_allocations_share_regions_and_few_bytes_are_lost():
+    plan, total, needed = import_module("polyarr.backends.opencl.replay.memory_plan"), 0, 0
     for seed in range(300):
         draw, uses = random.Random(seed), {}
         for n in range(12):
             first = draw.randrange(9)
-            place = import_module("polyarr.backends.opencl.replay.recording").MemoryRef(draw.choice((1, 2, 4)))
-            place.times = 1 << first | 1 << min(9, first + draw.randrange(4))
-            uses[place] = [(place, n)]
-        slots = places.slots_for(uses)
-        for slot in slots:
-            held = [place for place, _ in slot.uses]
-            assert max(place.nbytes for place in held) == slot.nbytes
-            assert all(sum(place.span >> time & 1 for place in held) <= 1 for time in range(10))
-        total += sum(slot.nbytes for slot in slots)
-        needed += max(sum(place.nbytes for place in uses if place.span >> time & 1) for time in range(10))
+            ref = import_module("polyarr.backends.opencl.replay.recording").MemoryRef(draw.choice((1, 2, 4)))
+            ref.times = 1 << first | 1 << min(9, first + draw.randrange(4))
+            uses[ref] = [(ref, n)]
+        regions = plan.regions_for(uses)
+        for region in regions:
+            held = [ref for ref, _ in region.uses]
+            assert max(ref.nbytes for ref in held) == region.nbytes
+            assert all(sum(ref.span >> time & 1 for ref in held) <= 1 for time in range(10))
+        total += sum(region.nbytes for region in regions)
+        needed += max(sum(ref.nbytes for ref in uses if ref.span >> time & 1) for time in range(10))
     assert needed <= total < 1.05 * needed
 
 
@@ -343,9 +344,9 @@ def test_an_error_names_the_step_and_leaves_the_program_usable(backend, write, m
     with pytest.raises(ZeroDivisionError) as told:
         runs.run([data, 0])
     assert "in step 0" in told.value.__notes__[0] and "file.py:1" in told.value.__notes__[0]
-    module, device = import_module("polyarr.backends.opencl.replay.replay"), backend.home
+    module, device = import_module("polyarr.backends.opencl.replay.memory_plan"), backend.home
     faults = (
-        (module.Slot, "bind", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
+        (module.Region, "bind", 3, KeyboardInterrupt),  # of the input, of the output, of what is in between
         (device, "allocate", 1, DeviceMemoryError),
         (device.commands, "repeat", 1, RuntimeError),
     )
@@ -388,12 +389,12 @@ def test_an_interrupt_while_arguments_are_bound_leaves_the_program_usable(backen
     monkeypatch.undo()
     runs.check(drawn(backend, 2))
     (repetition,) = runs.run._recorded.values()
-    assert len(repetition._commands) == 3 and sum(len(slot.uses) for slot in slots_of(repetition)) == 4
+    assert len(repetition._commands) == 3 and sum(len(region.uses) for region in regions_of(repetition)) == 4
 
 
-def slots_of(repetition):
-    """Return the slots of memory that only the program uses."""
-    return [slot for block in repetition._own for _, slot in block.slots]
+def regions_of(repetition):
+    """Return the regions of memory that only the program uses."""
+    return [region for block in repetition._blocks for _, region in block.regions]
 
 
 def failing(call, time, error):
@@ -463,7 +464,7 @@ def test_a_donated_input_is_overwritten(backend, write, way):
         assert mine is None or runs.bits(mine) == before
     assert all(runs.bits(found) == wanted for found, wanted in kept) and runs.times == 0
     (repetition,) = runs.run._recorded.values()
-    assert way != "a chain of elementwise ops" or repetition._own == []
+    assert way != "a chain of elementwise ops" or repetition._blocks == []
 
 
 def test_gradients_of_a_layer_lie_where_what_they_are_made_of_lay(backend):
@@ -479,7 +480,7 @@ def test_gradients_of_a_layer_lie_where_what_they_are_made_of_lay(backend):
     before = {*device.replays}
     assert bits(compiled(args)) == bits(gradients(args)) == bits(compiled(args))
     (repetition,) = {*device.replays} - before
-    assert sum(slot.nbytes == 8000 for slot in slots_of(repetition)) == 2
+    assert sum(region.nbytes == 8000 for region in regions_of(repetition)) == 2
 
 
 NOT_IN_PLACE = {

@@ -1,0 +1,259 @@
+"""The later runs of a recorded program: its commands are enqueued again, with the memory and scalars of each run."""
+
+from collections import Counter, defaultdict
+from functools import partial
+from itertools import compress, pairwise, repeat
+from operator import attrgetter
+from sys import getrefcount
+from typing import Any, NamedTuple
+
+from polyarr.backends.opencl.replay.first_run import FirstRun
+from polyarr.backends.opencl.replay.memory_plan import Block, MemorySharing, Region, Uses, blocks_of, regions_for
+from polyarr.backends.opencl.replay.recording import MemoryRef, settled
+from polyarr.backends.opencl.runtime.commands import BoundCommand, Commands, Mark
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.core.number import Number
+from polyarr.core.program import Program, lookup
+
+MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
+ALONE = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
+HANDLE = attrgetter("int_ptr")
+_made = partial(tuple.__new__, Buffer)  # as Buffer(*fields), but several times as fast
+
+
+class Arrangement(NamedTuple):
+    """The memory plan of a run, which depends on the inputs that may be overwritten.
+
+    Attributes:
+        key: What decided that: handles, reference counts, and the number of lendings to other libraries.
+        results: Where each output of `fresh` lies, counted through inputs and allocations.
+        regions: The regions of these, in that order.
+        sizes: Bytes of the allocated results.
+        commands: The commands to enqueue.
+    """
+
+    key: tuple[list[int], list[int], int]
+    results: list[int]
+    regions: list[Any]
+    sizes: list[int]
+    commands: list[BoundCommand]
+
+
+class RecordedRun:
+    """A recorded program: all later runs with the same layout.
+
+    Attributes:
+        scalar_inputs: Index and slot of each scalar input.
+        offset_slots: Index and slot of the offset of each input that does not begin where its memory begins.
+        arrays: Indices of the outputs that are arrays; `array_memory` and `views` say where each lies, and how.
+        constants: By output: its value if it is a constant.
+        scalars: Index and slot of the outputs that are scalars, or whose offset is one.
+        commands: The recorded commands, by number.
+        lists: The commands to enqueue, by those that are left out.
+        settings: Setter, arguments object, index and slot of each scalar argument.
+        input_regions: The regions of inputs.
+        overwrites: The inputs that may be overwritten, and by what.
+        fresh: The regions of outputs, in new memory or in an input's.
+        blocks, sizes: Memory needed only during a run, and its bytes.
+        fixed: Constant memory, as far as outputs lie in it.
+        last, where: The last run's arrangement and handles; what has not changed is bound already.
+    """
+
+    def __init__(self, device: Device, program: Program, first: FirstRun, outputs: list[Any]) -> None:
+        self._device, self._program = device, program
+        self._recording = recording = first.recording
+        self._offset_slots = first.offset_slots
+        self._scalar_inputs = [(i, program.inputs[i]) for i, ref in enumerate(first.input_refs) if ref is None]
+        inputs = [ref for ref in first.input_refs if ref is not None]
+        arrays = [(i, value) for i, value in enumerate(outputs) if type(value) is Buffer]
+        array_refs = [recording.ref(buf.memory) for _, buf in arrays]
+        fresh = [ref for ref in dict.fromkeys(array_refs) if ref.nbytes]
+        fixed = [ref for ref in dict.fromkeys(array_refs) if ref.memory is not None]
+        index = {ref: i for i, ref in enumerate((*inputs, *fresh, *fixed))}
+        self._arrays, self._array_memory = [i for i, _ in arrays], [index[ref] for ref in array_refs]
+        self._views = [*zip(*[buf[1:5] for _, buf in arrays], strict=True)]
+        self._constants = [None if type(value) is Buffer else value for value in outputs]
+        scalars = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
+        self._scalars = [(i, number.slot) for i, number in scalars if isinstance(number, Number)]
+        self._fixed, self._fresh_refs = [ref.memory for ref in fixed], fresh
+        self._regions = {ref: Region(ref.nbytes) for ref in (*inputs, *fresh, recording.fault[0])}
+        count = Counter(inputs)
+        alone = {ref: size for ref, size in first.sizes.items() if count[ref] == 1 and ref not in array_refs}
+        self._sharing = MemorySharing(recording.recorded, alone, first.donated, fresh)
+        over = self._sharing.over
+        self._input_regions = [self._regions[ref] for ref in inputs]
+        self._overwrites = [(i, over[ref]) for i, ref in enumerate(inputs) if ref in over]
+        self._is_reusable = [ref in over for ref in inputs]
+        self._fresh, self._fault = [self._regions[ref] for ref in fresh], self._regions[recording.fault[0]]
+        self._commands: dict[int, BoundCommand] = {}
+        self._lists: dict[frozenset[int], list[BoundCommand]] = {}
+        self._last: Arrangement | None = None
+        self._where = list[int]()
+        self._settings: list[tuple[Any, ...]] = []
+        self._blocks, self._sizes = list[Block](), list[int]()
+        self._marked: list[_Marked] = []
+        self._is_bound = False
+
+    def run(self, inputs: list[Any], memories: list[Any], handles: list[int]) -> list[Any]:
+        """Return the outputs' values. The caller holds the device's lock."""
+        device, (fault, time) = self._device, self._recording.fault
+        if not self._is_bound:
+            self._bind()
+        values = self._evaluate(inputs)
+        device.faults.follow(inputs)
+        inputs.clear()
+        if fault.times:
+            memory, values[time.slot] = device.faults.call()
+            if memory.int_ptr != self._fault.handle:
+                self._fault.bind(memory)
+        found = self._arranged(memories, handles)
+        memories += device.allocate(found.sizes) + device.allocate(self._sizes, for_run=True)
+        if self._last is not found:  # memory was given back to the driver to free space, and nothing is bound any more
+            for region, at in zip(self._fresh, found.results, strict=True):
+                region.bind(memories[at])
+            self._last, self._where = found, [region.handle for region in found.regions]
+        self._rebind(found.regions, memories, [*handles, *map(HANDLE, memories[len(handles) :])])
+        for set_number, subject, i, slot in self._settings:
+            set_number(subject, i, values[slot])
+        device.commands.repeat(found.commands)
+        results = [memories[at] for at in found.results]
+        if device.commands.is_marked:
+            self._note_ready(results)
+        return self._outputs([*memories[: len(handles)], *results, *self._fixed], values)
+
+    def _arranged(self, memories: list[Any], handles: list[int]) -> Arrangement:
+        """Return the last arrangement, unless inputs that may be overwritten moved, or are referred to elsewhere."""
+        counts = map(getrefcount, memories)
+        key = [*compress(handles, self._is_reusable)], [*compress(counts, self._is_reusable)], self._device.lendings
+        if self._last is not None and self._last.key == key:
+            return self._last
+        self._last = None
+        at, skipped = dict[int, int](), set[int]()
+        for (i, over), handle, count in zip(self._overwrites, *key[:2], strict=True):
+            fresh = self._fresh[over.fresh]
+            is_suitable = fresh.handle == handle or fresh.is_suitable(memories[i])
+            if is_suitable and count == ALONE and not self._device.vendor.is_lent(memories[i]):
+                at[over.fresh] = i
+                skipped |= set() if over.skipped is None else {over.skipped}
+                if fresh.handle != handle:
+                    fresh.bind(memories[i])
+        missing = [n for n in range(len(self._fresh)) if n not in at]
+        at |= {n: i for i, n in enumerate(missing, len(handles))}
+        new, left_out = [self._fresh[n] for n in missing], frozenset(skipped)
+        if left_out not in self._lists:  # each stays the same list object, by which graphs recognize it
+            self._lists[left_out] = [command for n, command in self._commands.items() if n not in skipped]
+        results = [at[n] for n in range(len(self._fresh))]
+        regions = [*self._input_regions, *new, *self._blocks]
+        self._last = Arrangement(key, results, regions, [region.nbytes for region in new], self._lists[left_out])
+        self._where = [region.handle for region in regions]
+        return self._last
+
+    def _rebind(self, regions: list[Any], memories: list[Any], handles: list[int]) -> None:
+        """Bind arguments to memory that differs from the last run's."""
+        if handles == self._where:
+            return
+        last, self._last = self._last, None  # in case of an exception in between
+        for n in [n for n, (handle, before) in enumerate(zip(handles, self._where, strict=True)) if handle != before]:
+            if regions[n].handle != handles[n]:
+                regions[n].bind(memories[n])
+        self._where, self._last = handles, last
+
+    def _note_ready(self, results: list[Any]) -> None:
+        """Note when results are ready, so that another queue need not wait for the whole run."""
+        for memory in results:
+            memory.ready = None  # it may still refer to an earlier use of the memory
+        for marked in self._marked:
+            for i in marked.fresh:
+                results[i].ready = marked.mark
+
+    def _outputs(self, memories: list[Any], values: list[Any]) -> list[Any]:
+        """Return the outputs' values in these memories and with these scalars."""
+        fields = [memories[at] for at in self._array_memory], *self._views, repeat(self._device.faults.mine().origin)
+        found = self._constants.copy()
+        for i, buf in zip(self._arrays, map(_made, zip(*fields, repeat(None))), strict=True):
+            found[i] = buf
+        for i, slot in self._scalars:
+            found[i] = found[i]._replace(offset=values[slot]) if type(found[i]) is Buffer else values[slot]
+        return found
+
+    def forget(self) -> None:
+        """Keep no memory alive, because the device gives it back to the driver."""
+        self._last = None
+        for region in (*self._regions.values(), *self._blocks):
+            region.forget()
+
+    def _evaluate(self, inputs: list[Any]) -> list[Any]:
+        """Return the values of all scalars, by slot."""
+        values = self._recording.values.copy()
+        for i, slot in self._scalar_inputs:
+            values[slot] = inputs[i]
+        for i, slot in self._offset_slots:
+            values[slot] = inputs[i].offset
+        for scalar_step, step in self._recording.scalar_steps:
+            try:
+                found = scalar_step.call(*lookup(values, scalar_step.inputs), **scalar_step.params)
+            except Exception as error:
+                self._program.note(error, step)
+                raise
+            if scalar_step.outputs is not None:
+                values[scalar_step.outputs] = found
+        return values
+
+    def _bind(self) -> None:
+        """Bind constant arguments, and note where the others are. Runs once."""
+        commands, settings = dict[int, BoundCommand](), list[tuple[Any, ...]]()
+        uses = defaultdict[MemoryRef, Uses](list)
+        marked = self._placed_marks() if self._device.commands.is_marked else {}
+        self._marked = [*marked.values()]
+        for n, recorded in enumerate(self._recording.recorded):
+            note = partial(self._program.note, step=recorded.step)
+            if n in marked:
+                commands[-1 - n] = BoundCommand(marked[n].set, None, None, None, recorded.command, note)
+            if n in self._sharing.skipped:
+                continue
+            args = tuple([a.memory if type(a) is MemoryRef else a for a in settled(recorded.args)])
+            enqueue, subject = recorded.command.repeated(recorded.work, recorded.group, args)
+            of = self._program, recorded.step
+            commands[n] = BoundCommand(enqueue, subject, recorded.work, recorded.group, recorded.command, note, of)
+            for i, arg in enumerate(recorded.args):
+                if isinstance(arg, Number):
+                    settings.append((recorded.command.set_number, subject, i, arg.slot))
+                elif type(arg) is MemoryRef and arg.memory is None:
+                    uses[self._sharing.home(arg)].append((subject, i))
+        for ref, region in self._regions.items():
+            region.uses = uses.pop(ref, [])
+        self._blocks = blocks_of(regions_for(uses), self._device)
+        if len(self._blocks) > 1:  # otherwise the pool would also hold the first run's memory, in other sizes
+            self._device.give_back()
+        self._sizes = [block.nbytes for block in self._blocks]
+        self._commands, self._settings = commands, settings
+        self._device.replays.add(self)
+        self._is_bound = True
+
+    def _placed_marks(self) -> dict[int, "_Marked"]:
+        """Return, by command, the queue marks before it and the outputs that are ready there."""
+        found, waiting, nbytes, end = dict[int, _Marked](), list[int](), 0, len(self._recording.recorded)
+        done = [(self._sharing.home(ref).times.bit_length(), i) for i, ref in enumerate(self._fresh_refs)]
+        for (n, i), (following, _) in pairwise([*sorted(done), (end, 0)]):
+            waiting, nbytes = [*waiting, i], nbytes + self._fresh[i].nbytes
+            if n < following and nbytes >= MARK_BYTES:
+                found[n], waiting, nbytes = _Marked(self._device.commands, waiting), [], 0
+        return found
+
+
+class _Marked:
+    """A queue mark that is set again in every run.
+
+    Attributes:
+        fresh: The outputs in new memory that are ready before it.
+        mark: The mark of the last run.
+    """
+
+    def __init__(self, commands: Commands, fresh: list[int]) -> None:
+        self._commands, self.fresh = commands, fresh
+        self.mark: Mark | None = None
+
+    def set(self) -> None:
+        """Set the mark."""
+        self.mark = self._commands.mark()
