@@ -124,8 +124,9 @@ DONATED = Backend(
 
 
 def captured(
-    fn: Callable, name: str, backend: Backend, given: list[tuple[str, Any, bool]], positional: int, captures: Any
-) -> Captured:
+    fn: Callable, name: str, backend: Backend, given: list[tuple[str, Any, bool]], positional: int, captures: Any,
+    donated: list[int],
+) -> Captured:  # fmt: skip
     """Capture fn for these arguments.
 
     Args:
@@ -135,6 +136,7 @@ def captured(
         given: (name, value, whether its numbers are inputs) of each argument; keyword arguments come last.
         positional: Number of positional arguments.
         captures: Tree of the arrays that `fn` uses without receiving them.
+        donated: Indices of the inputs that the caller donates.
     """
     trace = Trace(backend)
     try:
@@ -146,7 +148,7 @@ def captured(
         for (called, *_), before, after in zip(given, fingerprints, map(fingerprint, args), strict=True):
             if before != after:
                 raise CaptureError(f"compile: {name} changes what is in its argument {called!r}; return what is new")
-        return capture.finish(name, outcome)
+        return capture.finish(name, outcome, donated)
     finally:
         trace.close()
 
@@ -274,7 +276,7 @@ class _Capture:
         """Return the tracer of an array as a new handle, because the caller's handle will be restored."""
         return self.trace.context.lift(a).snapshot()
 
-    def finish(self, name: str, outcome: _Outcome) -> Captured:
+    def finish(self, name: str, outcome: _Outcome, donated: list[int]) -> Captured:
         """Simplify the program, fuse its steps, and return the Captured."""
         outputs: list[int] = []
 
@@ -292,6 +294,7 @@ class _Capture:
         effects = tuple((indices[id(s)], output(a), a.spec) for s, a in outcome.rebound)
         inputs = [s.slot for s in self.inputs] + (self.state if self.generator.draws else [])
         program, backend = simplified(self.trace.program(name, inputs, outputs)), self.trace.target
+        program = program._replace(donated=frozenset([inputs[i] for i in donated]))
         if backend.fusion is not None:
             program = fused(program, backend.fusion)
         run = runner(program)

@@ -178,7 +178,7 @@ class Compiled(Generic[P, R]):
         with self._lock:
             signature = self._signatures.get(key)
             if signature is None:
-                found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures)
+                found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures, donated)
                 signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
                 if len(self._signatures) == self.many + 1:
                     _warn(self.fn, self.many)

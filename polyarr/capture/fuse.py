@@ -199,5 +199,6 @@ def _part(program: Program, members: tuple[int, ...], inputs: list[int], outputs
     constants = {v: program.constants[v] for v in known if v in program.constants}
     name = "+".join(step.op.name for step in steps)
     return program._replace(
-        name=name, scalar_steps=(), steps=steps, constants=constants, inputs=tuple(inputs), outputs=tuple(outputs)
-    )
+        name=name, scalar_steps=(), steps=steps, constants=constants, inputs=tuple(inputs), outputs=tuple(outputs),
+        donated=frozenset(),
+    )  # fmt: skip

@@ -79,6 +79,8 @@ class Program(NamedTuple):
         specs: Slot -> Spec, for arrays. Values saved by a Fused kernel have none.
         scalars: Slot -> int or float, for scalars; all other Python numbers are constants. An int may have any size;
             the key of random numbers has up to 64 bits.
+        donated: Slots of the inputs that the caller gives up. A run may write over their memory if nothing else refers
+            to it, as a view may.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Program(NamedTuple):
     outputs: tuple[int, ...]
     specs: dict[int, Spec]
     scalars: dict[int, type]
+    donated: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         found = ((self.scalar_steps + self.steps, "step"), (self.inputs, "input"), (self.outputs, "output"))

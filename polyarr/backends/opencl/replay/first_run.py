@@ -1,7 +1,6 @@
 """The first run of a program with some layout of its inputs: the launchers work and are recorded."""
 
 from collections.abc import Callable
-from sys import getrefcount
 from typing import Any
 
 from polyarr.backends.opencl.copying.copy import duplicate
@@ -19,8 +18,7 @@ class FirstRun:
     Attributes:
         recording: The recording; None once a launcher could not work without the value of a scalar.
         input_refs: The memory of each input; None for a scalar.
-        sizes: Bytes of the inputs' memory.
-        donated: The inputs that are donated, as far as can be seen.
+        donated: Bytes of the donated inputs, by their memory.
         offset_slots: Index and slot of the offset of each input that does not begin where its memory begins.
         fixed_offsets: Inputs whose offset some launcher had to know.
     """
@@ -28,12 +26,9 @@ class FirstRun:
     def __init__(self, device: Device, program: Program, inputs: list[Any], fixed_offsets: set[int]) -> None:
         self._device, self._program = device, program
         self.recording: Recording | None = Recording(device.faults.mine(), program.size)
-        self._values, self.sizes = dict(program.constants), dict[MemoryRef, int]()
+        self._values, self.donated = dict(program.constants), dict[MemoryRef, int]()
         self.input_refs = [self.recording.input_ref(b.memory) if type(b) is Buffer else None for b in inputs]
         self.offset_slots, self.fixed_offsets = list[tuple[int, int]](), set[int]()
-        self.donated = {
-            ref for ref, value in zip(self.input_refs, inputs, strict=True) if getrefcount(value) == LISTED
-        }
         for slot, value in program.constants.items():
             for b in buffers_in(value):
                 self.recording.ref(b.memory)
@@ -42,7 +37,8 @@ class FirstRun:
             if ref is None:
                 self._values[slot] = self.recording.number(slot, value)
                 continue
-            self.sizes[ref] = value.memory.size
+            if slot in program.donated:
+                self.donated[ref] = value.memory.size
             is_traced = value.offset and i not in fixed_offsets
             self._values[slot] = self._trace_offset(i, value) if is_traced else value
         inputs.clear()
@@ -110,13 +106,6 @@ def buffers_in(value: Any) -> list[Buffer]:
     if type(value) is Buffer:
         return [value]
     return [b for member in value for b in buffers_in(member)] if type(value) is tuple else []
-
-
-def _listed() -> int:
-    return max(getrefcount(value) for value, _ in zip([object()], [None], strict=True))
-
-
-LISTED = _listed()  # reference count, in a loop, of an object that only the list holds
 
 
 def _same(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Memory planning of a replay: which allocations share memory, and which kernels write over what they have read.
 
 An intermediate value or an output may lie in the memory of a value that the kernel computing it reads for the last
-time. An output may also overwrite an input; each replay checks whether the input may be overwritten.
+time. An output may also overwrite a donated input, if nothing but the run refers to its memory; each run checks that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -126,16 +126,15 @@ class MemorySharing:
     """
 
     def __init__(
-        self, recorded: Sequence[RecordedCommand], inputs: dict[MemoryRef, int], donated: set[MemoryRef],
-        fresh: list[MemoryRef],
-    ) -> None:  # fmt: skip
-        """Plan for outputs `fresh` and inputs with sizes; `donated` are those that were donated while recording."""
+        self, recorded: Sequence[RecordedCommand], donated: dict[MemoryRef, int], fresh: list[MemoryRef]
+    ) -> None:
+        """Plan for the donated inputs, with their bytes, and the outputs in new memory."""
         self.over, self.skipped = dict[MemoryRef, Overwrite](), set[int]()
         self._homes = dict[MemoryRef, MemoryRef]()
-        self._inputs, self._fresh, self._taken = inputs, fresh, set[MemoryRef]()
+        self._donated, self._fresh, self._taken = donated, fresh, set[MemoryRef]()
         for n in reversed(range(len(recorded))):  # backwards, so that it is known whether a result leads to an output
             # A donated input lives during the whole run, whether it is needed or not, so it is reused first.
-            pairs = sorted(_pairs(recorded[n]), key=lambda pair: (pair[0] not in donated, not pair[0].nbytes))
+            pairs = sorted(_pairs(recorded[n]), key=lambda pair: pair[0] not in donated)
             for old, new, is_copy in pairs:
                 if _is_last(n, old) and not self.home(new).times & ((1 << n) - 1):
                     self._join(n, old, self.home(new), is_copy)
@@ -149,7 +148,7 @@ class MemorySharing:
     def _join(self, n: int, old: MemoryRef, new: MemoryRef, is_copy: bool) -> None:
         if old in self._homes or old in self.over or new in self._taken:
             return
-        if old in self._inputs and new in self._fresh and _fits(new.nbytes, self._inputs[old]):
+        if old in self._donated and new in self._fresh and _fits(new.nbytes, self._donated[old]):
             self.over[old] = Overwrite(self._fresh.index(new), n if is_copy else None)
             self._taken.add(new)
         elif old.nbytes and old.nbytes == new.nbytes and old not in self._fresh:

@@ -1,6 +1,7 @@
 """The later runs of a recorded program: its commands are enqueued again, with the memory and scalars of each run."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from functools import partial
 from itertools import compress, pairwise, repeat
 from operator import attrgetter
@@ -17,7 +18,7 @@ from polyarr.core.number import Number
 from polyarr.core.program import Program, lookup
 
 MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
-ALONE = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
+UNSHARED = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
 HANDLE = attrgetter("int_ptr")
 _made = partial(tuple.__new__, Buffer)  # as Buffer(*fields), but several times as fast
 
@@ -26,14 +27,15 @@ class Arrangement(NamedTuple):
     """The memory plan of a run, which depends on the inputs that may be overwritten.
 
     Attributes:
-        key: What decided that: handles, reference counts, and the number of lendings to other libraries.
+        key: What decided that: handles, whether only the run refers to them, and the number of lendings to other
+            libraries.
         results: Where each output of `fresh` lies, counted through inputs and allocations.
         regions: The regions of these, in that order.
         sizes: Bytes of the allocated results.
         commands: The commands to enqueue.
     """
 
-    key: tuple[list[int], list[int], int]
+    key: tuple[list[int], list[bool], int]
     results: list[int]
     regions: list[Any]
     sizes: list[int]
@@ -79,8 +81,8 @@ class RecordedRun:
         self._fixed, self._fresh_refs = [ref.memory for ref in fixed], fresh
         self._regions = {ref: Region(ref.nbytes) for ref in (*inputs, *fresh, recording.fault[0])}
         count = Counter(inputs)
-        alone = {ref: size for ref, size in first.sizes.items() if count[ref] == 1 and ref not in array_refs}
-        self._sharing = MemorySharing(recording.recorded, alone, first.donated, fresh)
+        donated = {ref: size for ref, size in first.donated.items() if count[ref] == 1 and ref not in array_refs}
+        self._sharing = MemorySharing(recording.recorded, donated, fresh)
         over = self._sharing.over
         self._input_regions = [self._regions[ref] for ref in inputs]
         self._overwrites = [(i, over[ref]) for i, ref in enumerate(inputs) if ref in over]
@@ -124,16 +126,16 @@ class RecordedRun:
 
     def _arranged(self, memories: list[Any], handles: list[int]) -> Arrangement:
         """Return the last arrangement, unless inputs that may be overwritten moved, or are referred to elsewhere."""
-        counts = map(getrefcount, memories)
-        key = [*compress(handles, self._is_reusable)], [*compress(counts, self._is_reusable)], self._device.lendings
+        unshared = compress(are_unshared(memories), self._is_reusable)
+        key = [*compress(handles, self._is_reusable)], [*unshared], self._device.lendings
         if self._last is not None and self._last.key == key:
             return self._last
         self._last = None
         at, skipped = dict[int, int](), set[int]()
-        for (i, over), handle, count in zip(self._overwrites, *key[:2], strict=True):
+        for (i, over), handle, is_unshared in zip(self._overwrites, *key[:2], strict=True):
             fresh = self._fresh[over.fresh]
             is_suitable = fresh.handle == handle or fresh.is_suitable(memories[i])
-            if is_suitable and count == ALONE and not self._device.vendor.is_lent(memories[i]):
+            if is_suitable and is_unshared and not self._device.vendor.is_lent(memories[i]):
                 at[over.fresh] = i
                 skipped |= set() if over.skipped is None else {over.skipped}
                 if fresh.handle != handle:
@@ -240,6 +242,15 @@ class RecordedRun:
             if n < following and nbytes >= MARK_BYTES:
                 found[n], waiting, nbytes = _Marked(self._device.commands, waiting), [], 0
         return found
+
+
+def are_unshared(memories: list[Any]) -> Iterator[bool]:
+    """Yield, for each memory of a list, whether nothing but the list refers to it.
+
+    This is CPython's reference count, which also decides when memory returns to the pool: a view refers to the memory
+    itself. PyOpenCL's memory takes no weak references, and an owner object for each would cost every op.
+    """
+    return map(UNSHARED.__eq__, map(getrefcount, memories))
 
 
 class _Marked:

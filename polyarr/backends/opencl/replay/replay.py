@@ -88,7 +88,7 @@ class Replay:
             self._recorded[layout] = RecordedRun(self._device, self._program, first, outputs)
         return list(settled(tuple(outputs)))
 
-    def _are_new(self, first: "FirstRun", outputs: list[Any]) -> bool:
+    def _are_new(self, first: FirstRun, outputs: list[Any]) -> bool:
         """Return whether every output lies in memory that is new in each run, or in an input's or a constant's."""
         fixed = {b.memory.int_ptr for b in outputs if type(b) is Buffer and first.recording.ref(b.memory).memory}
         return fixed <= self._constants.keys()

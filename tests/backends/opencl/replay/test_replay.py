@@ -66,7 +66,7 @@ class Writer:
     def program(self, *outputs):
         return Program(
             "f", tuple(self.scalar_steps), tuple(self.steps), self.size, self.constants, tuple(self.inputs), outputs,
-            {}, self.scalars,
+            {}, self.scalars, frozenset(self.inputs),
         )  # fmt: skip
 
 
