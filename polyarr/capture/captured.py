@@ -124,7 +124,7 @@ DONATED = Backend(
 
 
 def captured(
-    fn: Callable, name: str, backend: Backend, given: list[tuple[str, Any, bool]], positional: int, captures: Any,
+    fn: Callable, name: str, backend: Backend, arguments: list[tuple[str, Any, bool]], positional: int, captures: Any,
     donated: list[int],
 ) -> Captured:  # fmt: skip
     """Capture fn for these arguments.
@@ -133,7 +133,7 @@ def captured(
         fn: The function.
         name: Its name, for errors.
         backend: Backend of the arrays.
-        given: (name, value, whether its numbers are inputs) of each argument; keyword arguments come last.
+        arguments: (name, value, whether its numbers are inputs) of each argument; keyword arguments come last.
         positional: Number of positional arguments.
         captures: Tree of the arrays that `fn` uses without receiving them.
         donated: Indices of the inputs that the caller donates.
@@ -141,11 +141,11 @@ def captured(
     trace = Trace(backend)
     try:
         capture = _Capture(trace, captures)
-        args = [capture.argument(value, scalars_are_inputs) for _, value, scalars_are_inputs in given]
-        named = {called: arg for (called, *_), arg in zip(given[positional:], args[positional:], strict=True)}
+        args = [capture.argument(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
+        named = {called: arg for (called, *_), arg in zip(arguments[positional:], args[positional:], strict=True)}
         fingerprints = [*map(fingerprint, args)]
         outcome = capture.run(name, lambda: fn(*args[:positional], **named))
-        for (called, *_), before, after in zip(given, fingerprints, map(fingerprint, args), strict=True):
+        for (called, *_), before, after in zip(arguments, fingerprints, map(fingerprint, args), strict=True):
             if before != after:
                 raise CaptureError(f"compile: {name} changes what is in its argument {called!r}; return what is new")
         return capture.finish(name, outcome, donated)

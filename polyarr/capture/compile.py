@@ -52,11 +52,11 @@ class Signature(NamedTuple):
     donated: list[int]
     captured: Captured
 
-    def matches(self, context: tuple[Any, ...], given: tuple[Any, ...], inputs: list[Any]) -> bool:
+    def matches(self, context: tuple[Any, ...], arguments: tuple[Any, ...], inputs: list[Any]) -> bool:
         """Return whether a call certainly has this signature; append its inputs to `inputs`."""
-        if self.context != context or self.guards is None or len(self.guards) != len(given):
+        if self.context != context or self.guards is None or len(self.guards) != len(arguments):
             return False
-        if None in self.guards or not all([g(value, inputs) for g, value in zip(self.guards, given, strict=True)]):
+        if None in self.guards or not all([g(value, inputs) for g, value in zip(self.guards, arguments, strict=True)]):
             return False
         first = next((leaf.backend for leaf in inputs if type(leaf) is Array), None)
         return self.captured.backend is (first or get_backend()) and alias_pattern(inputs) == self.aliases
@@ -174,17 +174,17 @@ class Compiled(Generic[P, R]):
         args: tuple, kwargs: dict[str, Any],
     ) -> Signature:  # fmt: skip
         """Return the Signature of a key, capturing it if it is new; build its guards when it is met again."""
-        given = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]
+        arguments = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]
         with self._lock:
             signature = self._signatures.get(key)
             if signature is None:
-                found = captured(self.fn, _name(self.fn), backend, given, len(args), self.captures, donated)
+                found = captured(self.fn, _name(self.fn), backend, arguments, len(args), self.captures, donated)
                 signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
                 if len(self._signatures) == self.many + 1:
                     _warn(self.fn, self.many)
             else:
                 if signature.guards is None:
-                    guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in given]
+                    guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
                     guards.append(guard_for(self.captures, scalars_are_inputs=False))
                     signature = self._signatures[key] = signature._replace(guards=guards)
                 self._last = signature

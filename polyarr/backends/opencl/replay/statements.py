@@ -91,8 +91,8 @@ class Statements:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The types of scalars, inputs and outputs."""
-        places = (None, INT64) * len(self.arrays) + (None,) * len(self.group.outputs)
-        return *(SCALARS[n.type] for n in self.numbers), *places
+        pointers = (None, INT64) * len(self.arrays) + (None,) * len(self.group.outputs)
+        return *(SCALARS[n.type] for n in self.numbers), *pointers
 
     def macros(self, strides: list[int]) -> dict[str, Any]:
         """Return the kernel's parameters and the functions that statements call; strides has an index for each array.
