@@ -1,9 +1,10 @@
 """Passes over a program: dead code and common subexpression elimination, which are sound because kernels are pure."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr.capture.trace import COPY, ScalarFunction
-from polyarr.core.program import Program, Step, flat
+from polyarr.core.program import Program, Step, flat, renamed
 
 
 def simplified(program: Program) -> Program:
@@ -28,41 +29,34 @@ def without_repeats(program: Program) -> Program:
     Recomputation by a checkpoint starts from copied values, so it is not merged with the first computation.
     """
     seen: dict[Any, Step] = {}
-    names: dict[int, int] = {}
 
-    def kept(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        found = []
-        for step in steps:
-            step = step._replace(inputs=_renamed(step.inputs, names))
-            first = seen.setdefault(_computation(step), step)
-            if first is step:
-                found.append(step)
-            else:
-                names.update(zip(flat(step.outputs), flat(first.outputs), strict=True))
-        return tuple(found)
+    def earlier(step: Step) -> Any:
+        first = seen.setdefault(_computation(step), step)
+        return None if first is step else tuple(flat(first.outputs))
 
-    scalar_steps = kept(program.scalar_steps)
-    steps = kept(program.steps)
-    return program._replace(scalar_steps=scalar_steps, steps=steps, outputs=_renamed(program.outputs, names))
+    return _without(program, earlier)
 
 
 def without_copies(program: Program) -> Program:
     """Remove the identity steps that kept recomputation apart from the first computation."""
+    return _without(program, lambda step: step.inputs if step.part == COPY else None)
+
+
+def _without(program: Program, same: Callable[[Step], Any]) -> Program:
+    """Remove each step for which `same` returns the slots that already have its outputs' values, and not None."""
     names: dict[int, int] = {}
 
-    def kept(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        found = []
+    def kept(steps: tuple[Step, ...]) -> Iterator[Step]:
         for step in steps:
-            step = step._replace(inputs=_renamed(step.inputs, names))
-            if step.part == COPY:
-                names[step.outputs] = step.inputs[0]
+            step = step._replace(inputs=renamed(step.inputs, names))
+            slots = same(step)
+            if slots is None:
+                yield step
             else:
-                found.append(step)
-        return tuple(found)
+                names.update(zip(flat(step.outputs), slots, strict=True))
 
-    scalar_steps = kept(program.scalar_steps)
-    steps = kept(program.steps)
-    return program._replace(scalar_steps=scalar_steps, steps=steps, outputs=_renamed(program.outputs, names))
+    scalar_steps, steps = tuple(kept(program.scalar_steps)), tuple(kept(program.steps))
+    return program._replace(scalar_steps=scalar_steps, steps=steps, outputs=renamed(program.outputs, names))
 
 
 def _computation(step: Step) -> Any:
@@ -72,10 +66,3 @@ def _computation(step: Step) -> Any:
     call = (id(step.call.fn), step.call.kind) if type(step.call) is ScalarFunction else step.op
     # By repr, because 0.0 == -0.0 and 1 == True are different constants.
     return call, step.part, step.inputs, tuple((name, repr(value)) for name, value in step.params.items())
-
-
-def _renamed(values: Any, names: dict[int, int]) -> Any:
-    """Replace slots in a step's inputs or in outputs."""
-    if type(values) is tuple:
-        return tuple(_renamed(member, names) for member in values)
-    return names.get(values, values)

@@ -170,6 +170,11 @@ def flat(slots: Any) -> Iterator[int]:
         yield slots
 
 
+def renamed(slots: Any, names: dict[int, int]) -> Any:
+    """Return a step's inputs or outputs with other slots."""
+    return tuple([renamed(member, names) for member in slots]) if type(slots) is tuple else names.get(slots, slots)
+
+
 def lookup(values: Any, slots: Any) -> Any:
     """Return the argument for an entry of a step's inputs, looked up in `values`, a list or dict."""
     return tuple([lookup(values, slot) for slot in slots]) if type(slots) is tuple else values[slots]

@@ -3,12 +3,10 @@
 Gradients of a model that was cast are an example: their global norm, and AdamW, widen what they read.
 """
 
-from typing import Any
-
 from polyarr import ops
 from polyarr.backends.opencl.replay.residual_norms import launcher_of
 from polyarr.backends.opencl.table import KERNELS
-from polyarr.core.program import Program, Step, flat
+from polyarr.core.program import Program, Step, flat, renamed
 from polyarr.core.spec import NARROW, float32
 
 
@@ -21,7 +19,7 @@ def remove_widening_casts(program: Program) -> Program:
     if not names:
         return program
     kept = [step for step in program.steps if step.outputs is None or names.keys().isdisjoint(flat(step.outputs))]
-    return program._replace(steps=tuple([step._replace(inputs=_renamed(step.inputs, names)) for step in kept]))
+    return program._replace(steps=tuple([step._replace(inputs=renamed(step.inputs, names)) for step in kept]))
 
 
 def _widens(step: Step, program: Program) -> bool:
@@ -44,8 +42,3 @@ def _is_only_read(values: tuple[int, ...], program: Program) -> bool:
         if not own.isdisjoint(taken):
             return False
     return True
-
-
-def _renamed(values: Any, names: dict[int, int]) -> Any:
-    """Return a step's inputs with other slots."""
-    return tuple([_renamed(v, names) for v in values]) if type(values) is tuple else names.get(values, values)
