@@ -173,7 +173,7 @@ class RecordedRun:
         """Return the outputs' values in these memories and with these scalars."""
         fields = [memories[at] for at in self._array_memory], *self._views, repeat(self._device.faults.mine().origin)
         found = self._constants.copy()
-        for i, buf in zip(self._arrays, map(_made, zip(*fields, repeat(None))), strict=True):
+        for i, buf in zip(self._arrays, map(_made, zip(*fields, strict=False)), strict=True):
             found[i] = buf
         for i, slot in self._scalars:
             found[i] = found[i]._replace(offset=values[slot]) if type(found[i]) is Buffer else values[slot]
