@@ -1,4 +1,4 @@
-"""A cache of tests that passed: with `pytest --reuse`, they pass without a run until something they depend on changes.
+"""A cache of tests that passed: `pytest --reuse` deselects them until something they depend on changes.
 
 The tests are the cases of the conformance kit and those of files marked `imports_only`. They depend on the modules that
 their file imports, directly or not, on the files beside these modules (kernels, schemas), on the backend that they run

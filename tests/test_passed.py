@@ -134,18 +134,24 @@ def test_only_what_passed_in_full_is_left_out(tmp_path):
     file = tmp_path / "tests" / "test_four.py"
     file.write_text(TESTS)
 
+    codes = []
+
     def run(*options, **environment):
         (tmp_path / "ran").write_text("")
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *options, "tests"]
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", **environment}
-        out = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
-        return {*(tmp_path / "ran").read_text().split()}, re.findall(r"^(\d+) of the tests that passed", out, re.M)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        codes.append(done.returncode)
+        found = re.findall(r"^(\d+) tests passed in an earlier run", done.stdout, re.M)
+        return {*(tmp_path / "ran").read_text().split()}, found
 
     every = {"good", "bad", "skipped", "torn"}
     assert run("--reuse") == (every, ["0"])
     assert run("--reuse") == (every - {"good"}, ["1"])
     assert run("--reuse", MENDED="1") == (every - {"good"}, ["1"])
     assert run("--reuse") == ({"skipped"}, ["3"])
+    assert run("--reuse", "-k", "not skipped", MENDED="1") == (set(), ["3"])
+    assert codes == [1, 1, 0, 0, 0]
     assert run() == (every, [])
     file.write_text(TESTS + "\n")
     assert run("--reuse") == (every, ["0"])
