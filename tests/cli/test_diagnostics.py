@@ -79,6 +79,13 @@ def plugin(tmp_path):
     return install
 
 
+@pytest.fixture
+def no_opencl(tmp_path):
+    """A folder in which PyOpenCL is missing: the doctor then measures no OpenCL device, which takes 3 s."""
+    (tmp_path / "pyopencl.py").write_text("raise ModuleNotFoundError(\"No module named 'pyopencl'\", name='pyopencl')")
+    return tmp_path
+
+
 # ---- the commands ----------------------------------------------------------------------------------------
 
 
@@ -114,7 +121,7 @@ def test_devices_lists_what_plugins_say(plugin):
     ]
 
 
-def test_doctor_is_content_with_what_works(plugin):
+def test_doctor_is_content_with_what_works(plugin, request):
     """Every backend computes something."""
     folder = plugin(GOOD)
     found = polyarr("doctor", folder=folder)
@@ -122,8 +129,9 @@ def test_doctor_is_content_with_what_works(plugin):
     assert re.search(r"ok +mirror \(polyarr-mirror 0.3\) computes on a mirror", found.stdout)
     assert "the mirror hangs straight" in found.stdout and "the mirror is of glass" not in found.stdout
     assert re.search(r"\n\d+ notes? on drivers: polyarr doctor --verbose\n$", found.stdout)
-    assert "  note     the mirror is of glass\n" in polyarr("doctor", "--verbose", folder=folder).stdout
     assert found.returncode == (1 if re.search("^  error", found.stdout, re.MULTILINE) else 0)
+    folder = request.getfixturevalue("no_opencl")
+    assert "  note     the mirror is of glass\n" in polyarr("doctor", "--verbose", folder=folder).stdout
 
 
 def test_the_command_alone_lists_what_there_is():
@@ -139,7 +147,7 @@ def test_the_command_alone_lists_what_there_is():
         (BROKEN, "No module named 'no_such_library_anywhere'"),
     ],
 )
-def test_doctor_finds_what_is_broken(plugin, source, complaint):
+def test_doctor_finds_what_is_broken(plugin, no_opencl, source, complaint):
     """Exit code 1 with the reason, and nothing on stderr."""
     found = polyarr("doctor", folder=plugin(source))
     line = next(line for line in found.stdout.splitlines() if complaint in line)
@@ -148,7 +156,7 @@ def test_doctor_finds_what_is_broken(plugin, source, complaint):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_doctor_survives_what_it_examines(plugin):
+def test_doctor_survives_what_it_examines(plugin, no_opencl):
     """A backend that kills the process is one line; all others are examined and listed."""
     fatal = GOOD.replace("lambda: numpy()", "lambda: announce('kernel k') or __import__('os').abort() or numpy()")
     fatal = f"from polyarr.core.announce import announce\n{fatal}"
@@ -184,16 +192,15 @@ def test_doctor_gives_up_what_hangs(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("nonsense", True), ("numpy:7", True), ("numpy", False)])
-def test_doctor_examines_polyarr_backend(name, wrong):
-    found = polyarr("doctor", POLYARR_BACKEND=name)
+def test_doctor_examines_polyarr_backend(no_opencl, name, wrong):
+    found = polyarr("doctor", folder=no_opencl, POLYARR_BACKEND=name)
     assert (f"error    POLYARR_BACKEND={name}: " in found.stdout) == wrong
     assert found.returncode == 1 or not wrong
 
 
-def test_doctor_takes_a_missing_optional_library_for_a_choice(tmp_path):
+def test_doctor_takes_a_missing_optional_library_for_a_choice(no_opencl):
     """Without PyOpenCL, all installed features still work."""
-    (tmp_path / "pyopencl.py").write_text("raise ModuleNotFoundError(\"No module named 'pyopencl'\", name='pyopencl')")
-    found = polyarr("doctor", folder=tmp_path, POLYARR_PLUGINS="")
+    found = polyarr("doctor", folder=no_opencl, POLYARR_PLUGINS="")
     assert found.returncode == 0, found.stdout
     assert re.search(r"warning +opencl: not available .*pip install 'polyarr\[opencl\]'", found.stdout)
 
