@@ -101,6 +101,7 @@ class Kind(NamedTuple):
         gradients: Whether the cases of primitives belong to the level "autograd".
         changed: Maps an op's entry and a drawn call to the call that the check gets.
         level: The level, if it does not follow from the op.
+        is_alone: Whether no other kind draws from the same strategy, so that only the examples it tries are drawn.
     """
 
     check: Callable
@@ -109,6 +110,7 @@ class Kind(NamedTuple):
     gradients: bool = False
     changed: Callable[[Entry, Sample], Sample] | None = None
     level: str = ""
+    is_alone: bool = False
 
 
 @cache
@@ -201,7 +203,7 @@ KINDS = {
     "indices": Kind(checks.check_indices, _indices, 0),
     "matrices": Kind(matrices.check_defined, _refused, 0),
     "refused": Kind(matrices.check_refused, _refused, 0),
-    "alias": Kind(checks.check_alias, _twins, 1 / 6),
+    "alias": Kind(checks.check_alias, _twins, 1 / 6, is_alone=True),
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),
     "determinism": Kind(checks.check_determinism, _either, 1 / 3),
@@ -273,7 +275,7 @@ def _of_ops() -> Iterator[Case]:
             if strategy is not None:
                 level = kind.level or ("nn" if op.body else "autograd" if kind.gradients else "core")
                 changed = partial(kind.changed, entry) if kind.changed else None
-                run = partial(_examine, kind.check, op, strategy, kind.share, changed)
+                run = partial(_examine, kind.check, op, strategy, kind.share, changed, is_alone=kind.is_alone)
                 yield Case(level, name, op.name, run)
 
 
@@ -390,12 +392,14 @@ def _part(examples: int, share: float) -> int:
 
 def _examine(
     check: Callable, op: Op, strategy: SearchStrategy[Sample], share: float,
-    changed: Callable[[Sample], Sample] | None, backend: Backend, effort: Effort,
+    changed: Callable[[Sample], Sample] | None, backend: Backend, effort: Effort, is_alone: bool = False,
 ) -> None:  # fmt: skip
     """Run a check on the drawn examples; report the smallest failing example that hypothesis finds."""
     _check_offered(op, backend)
-    drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, effort.examples)
-    drawn = _drawn(drawing)[: _part(effort.examples, share)]
+    tried = _part(effort.examples, share)
+    examples = tried if is_alone else effort.examples
+    drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, examples)
+    drawn = _drawn(drawing)[:tried]
     if not drawn:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs")
     try:
