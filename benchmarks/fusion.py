@@ -56,12 +56,12 @@ def rows(size):
         shape = (max(1, size // length), length)
         x, weight, bias = array(*shape), array(shape[-1], seed=1), array(shape[-1], seed=2)
         for op, rest in ((ops.softmax, ()), (ops.layer_norm, (weight, bias)), (ops.rms_norm, (weight,))):
-            yield f"{op.name} {shape[0]} x {shape[1]}", of_body(op, x, *rest)
+            yield f"{op.name} {shape[0]} x {shape[1]}", of_decomposition(op, x, *rest)
 
 
-def of_body(op, *args):
-    compiled = pa.compile(op.body)
-    return {"eager": lambda: op.body(*args), "compiled": lambda: compiled(*args), "pair": lambda: op(*args)}
+def of_decomposition(op, *args):
+    compiled = pa.compile(op.decomposition)
+    return {"eager": lambda: op.decomposition(*args), "compiled": lambda: compiled(*args), "pair": lambda: op(*args)}
 
 
 def measured(ways, rounds):

@@ -2,15 +2,15 @@
 
     python benchmarks/train_step.py [--backend opencl] [--steps 60] [--threads 2]
     python benchmarks/train_step.py --preset gpt2-124m --batch-size 8 --torch-device cuda [--dtype bfloat16]
-                                    [--precision high] [--steps 20] [--torch-compile] [--bodies] [--donate]
+                                    [--precision high] [--steps 20] [--torch-compile] [--decompositions] [--donate]
     either with                     [--json FILE] [--png FILE]
 
 polyarr's step is that of `polyarr train`, captured by polyarr.compile, without donation; next to it the same step
 eagerly, and "donated" with donation. With another dtype PyTorch runs under autocast; with another precision it stays at
 float32. All run forward, backward, clipping and AdamW from the same weights on the same batches, alternating in one
-process. The first losses must agree, or nothing is timed. "bodies" is the same model, captured, without Fused kernels
-except those of products and attention: other ops, such as norms, run as their decompositions. Every step is timed until
-its results are computed; "host" is the time until the call returns. PyTorch is optional: pip install torch
+process. The first losses must agree, or nothing is timed. "decompositions" is the same model, captured, without Fused
+kernels except those of products and attention: other ops, such as norms, run as their decompositions. Every step is
+timed until its results are computed; "host" is the time until the call returns. PyTorch is optional: pip install torch
 """
 
 import argparse
@@ -49,7 +49,7 @@ class PolyarrStep:
         return loss
 
 
-def of_bodies(backend):
+def without_fused_kernels(backend):
     """Return the backend without Fused kernels, except those of products and attention."""
     kept = pa.ops.linear, pa.ops.attention
     pairs = {op: backend.kernels[op] for op in kept if op in backend.kernels}
@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--precision", default="highest", choices=["highest", "high"])
     parser.add_argument("--batch-size", type=int, help="windows a step, instead of the preset's")
     parser.add_argument("--donate", action="store_true", help="also one that is given model and state")
-    parser.add_argument("--bodies", action="store_true", help="also from the ops' definitions")
+    parser.add_argument("--decompositions", action="store_true", help="also from the ops' definitions")
     parser.add_argument("--torch-compile", action="store_true", help="PyTorch's model by torch.compile, too")
     options = report.parsed(parser)
     backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
@@ -169,8 +169,8 @@ def main():
     if options.donate:
         own = pa.tree.map(lambda a: a + 0, model)
         steps["polyarr donated"] = PolyarrStep(recipe, own, pa.compile(step, donate=("model", "state")), backend)
-    if options.bodies:
-        steps["polyarr bodies"] = PolyarrStep(recipe, model, pa.compile(step), of_bodies(backend))
+    if options.decompositions:
+        steps["polyarr decompositions"] = PolyarrStep(recipe, model, pa.compile(step), without_fused_kernels(backend))
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:

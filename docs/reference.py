@@ -29,7 +29,7 @@ def _page(module: str) -> str:
 
 def _list(families: dict[str, list[Op]]) -> str:
     ours = [op for ops in families.values() for op in ops]
-    primitives = sum(op.body is None for op in ours)
+    primitives = sum(op.decomposition is None for op in ours)
     head = (
         f"# Ops: all of them\n\n{len(ours)} ops, of which {primitives} are primitives. A backend must have every "
         "primitive, except those of a group, which it may lack together. All other ops are composed of primitives; the "
@@ -39,7 +39,7 @@ def _list(families: dict[str, list[Op]]) -> str:
 
 
 def _row(op: Op) -> str:
-    kind = "primitive" if op.body is None else "composed"
+    kind = "primitive" if op.decomposition is None else "composed"
     return f"| [`{op.name}`](ops/{_page(op.__module__)}#{op.name}) | {kind} | {gradient(op)} | {op.group} |\n"
 
 
@@ -49,7 +49,7 @@ def gradient(op: Op) -> str:
     found = next(line.partition(":")[2].strip() for line in lines if line.strip().startswith("Gradients:"))
     if found.startswith("none"):
         return "no"
-    return "rule" if op.rules else "custom VJP" if op.own_pair else "of its decomposition"
+    return "rule" if op.rules else "custom VJP" if op.custom_vjp else "of its decomposition"
 
 
 def _family(module: ModuleType, ops: list[Op]) -> str:
@@ -60,7 +60,7 @@ def _family(module: ModuleType, ops: list[Op]) -> str:
 def _entry(op: Op) -> str:
     public = op.name in catalogue.__all__
     home = "polyarr" if public else "polyarr.ops"
-    kind = "primitive" if op.body is None else "composed"
+    kind = "primitive" if op.decomposition is None else "composed"
     facts = [kind, f"gradient: {gradient(op)}", *([f"group {op.group}"] if op.group else [])]
     return (
         f"## {op.name} {{ #{op.name} }}\n\n```python\n{home}.{op.name}{inspect.signature(op)}\n```\n\n"

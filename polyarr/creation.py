@@ -25,7 +25,7 @@ from polyarr.core.spec import (
     int64,
     may_not_fit,
     promote,
-    told,
+    shown,
 )
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
@@ -430,7 +430,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
                [1, 2, 3]], int64, 'numpy')
     """
     if not isinstance(indexing, str) or indexing not in ("xy", "ij"):
-        raise ValueError(f"meshgrid: indexing is {told(indexing)}; it must be 'xy' or 'ij'")
+        raise ValueError(f"meshgrid: indexing is {shown(indexing)}; it must be 'xy' or 'ij'")
     for a in arrays:
         check_array("meshgrid", "an input", a)
     n = len(arrays)

@@ -11,7 +11,7 @@ from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.names import answering
-from polyarr.core.spec import float32, int64, told
+from polyarr.core.spec import float32, int64, shown
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
 from polyarr.ops.decompositions import identity, product, significant
@@ -150,7 +150,7 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QR:
     Gradients: x, if its columns (the first m of them, if there are more) are independent
     """
     if mode not in ("reduced", "complete"):
-        raise ValueError(f"qr: mode is {told(mode)}; it must be 'reduced' or 'complete'")
+        raise ValueError(f"qr: mode is {shown(mode)}; it must be 'reduced' or 'complete'")
     m, n = _lengths("qr", x)
     q, r = ops.qr(x if m >= n else x[..., :m])
     if m < n:
@@ -392,7 +392,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
         return found[..., None, None] if keepdims else found
     sums = {1: -2, -1: -2, float("inf"): -1, -float("inf"): -1}
     if not isinstance(ord, (str, int, float)) or ord not in sums:
-        raise ValueError(f"matrix_norm: ord is {told(ord)}; it must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
+        raise ValueError(f"matrix_norm: ord is {shown(ord)}; it must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     norms = ops.vector_norm(x, axis=sums[ord], keepdims=True, ord=1)
     return (ops.max if ord > 0 else ops.min)(norms, axis=(-2, -1), keepdims=keepdims)
 

@@ -13,7 +13,7 @@ from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
 from polyarr.core.names import answer_attribute, answering
 from polyarr.core.number import Number, evaluate
-from polyarr.core.spec import FLOATS, float32, float64, told
+from polyarr.core.spec import FLOATS, float32, float64, shown
 from polyarr.ops.validation import number, within
 
 __all__ = [
@@ -168,14 +168,14 @@ class Optimizer:
                 within(name, key, value, 0)
         betas = given.get("betas", (0, 0))
         if not isinstance(betas, (tuple, list, np.ndarray)) or len(betas) != 2:
-            raise TypeError(f"{name}: betas is {told(betas)}; it must be two numbers")
+            raise TypeError(f"{name}: betas is {shown(betas)}; it must be two numbers")
         for i, beta in enumerate(betas):
             if not isinstance(beta, Number) and not 0 <= number(name, f"betas[{i}]", beta) < 1:
                 raise ValueError(f"{name}: betas[{i}] is {beta}; it must be at least 0 and below 1")
         if not callable(self.decays):
-            raise TypeError(f"{name}: decays is {told(self.decays)}; it must be a function of a name and an array")
+            raise TypeError(f"{name}: decays is {shown(self.decays)}; it must be a function of a name and an array")
         if not isinstance(self.loss_scale, LossScale | None):
-            raise TypeError(f"{name}: loss_scale is {told(self.loss_scale)}; it must be a LossScale or None")
+            raise TypeError(f"{name}: loss_scale is {shown(self.loss_scale)}; it must be a LossScale or None")
 
     def init(self, model: Any) -> State:
         """Return the state before the first step.

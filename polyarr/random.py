@@ -12,7 +12,7 @@ from polyarr import ops
 from polyarr.core.array import Array, number_of
 from polyarr.core.names import answering
 from polyarr.core.number import Number
-from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, told
+from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, shown
 from polyarr.ops.create import shape_of
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, number, whole, within
@@ -148,7 +148,7 @@ def restored(state: tuple[int, int]) -> AbstractContextManager[None]:
 
 def _checked(name: str, state: Any) -> tuple[Any, Any]:
     if not isinstance(state, (tuple, list)) or len(state) != 2:
-        raise TypeError(f"{name}: state is {told(state)}; it must be a tuple that get_state gave")
+        raise TypeError(f"{name}: state is {shown(state)}; it must be a tuple that get_state gave")
     seed, counter = (p if isinstance(p, (Array, Number)) else whole(name, "state", p) for p in state)
     return seed, counter
 

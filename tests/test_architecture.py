@@ -316,7 +316,7 @@ def test_every_op_is_documented(op: polyarr.core.op.Op) -> None:
 @pytest.mark.parametrize("op", OURS, ids=lambda op: op.name)
 def test_every_op_has_a_sample_and_a_gradient(op: polyarr.core.op.Op) -> None:
     assert op in SAMPLES
-    assert op.body is not None or op.rules, "a primitive states its gradient"
+    assert op.decomposition is not None or op.rules, "a primitive states its gradient"
 
 
 def test_every_op_is_listed_once() -> None:
@@ -326,7 +326,7 @@ def test_every_op_is_listed_once() -> None:
 
 
 def test_a_backend_must_supply_at_most_sixty_primitives() -> None:
-    assert len([op for op in OURS if op.body is None and not op.group]) <= 60
+    assert len([op for op in OURS if op.decomposition is None and not op.group]) <= 60
 
 
 # ---- the checks themselves can fail ------------------------------------------------------------------------------

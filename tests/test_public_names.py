@@ -66,3 +66,8 @@ def test_an_old_name_warns(module, old, new):
     with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
         assert getattr(home, old) is getattr(home, new)
     assert old not in dir(home)
+
+
+def test_the_old_name_of_a_decomposition_warns():
+    with pytest.warns(DeprecationWarning, match="body is called decomposition now"):
+        assert pa.ops.softmax.body is pa.ops.softmax.decomposition

@@ -8,7 +8,7 @@ from polyarr import tree
 from polyarr.core.array import Array
 from polyarr.core.errors import GradientError
 from polyarr.core.record import check_gradient
-from polyarr.core.spec import FLOATS, described, told
+from polyarr.core.spec import FLOATS, described, shown
 from polyarr.core.tape import Node
 
 
@@ -35,7 +35,7 @@ def argument_numbers(asked: str, argnums: Any) -> tuple[int, ...]:
     """Return argnums, an int or a tuple of ints, as a tuple, or raise GradientError."""
     found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
     if not found or not all(isinstance(i, int) for i in found):
-        raise GradientError(f"{asked}: argnums is {told(argnums)}; it must be an int or a tuple of ints")
+        raise GradientError(f"{asked}: argnums is {shown(argnums)}; it must be an int or a tuple of ints")
     return found
 
 

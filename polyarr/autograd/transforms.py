@@ -23,7 +23,7 @@ from polyarr.core.array import Array
 from polyarr.core.current import renewed, traced
 from polyarr.core.errors import GradientError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
-from polyarr.core.record import Pair, check_gradient
+from polyarr.core.record import FusedPull, check_gradient
 from polyarr.core.spec import Spec, described
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 
@@ -549,10 +549,10 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
     if type(g) is list:
         like = next(part for part in g if part is not None)
         g = [_zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
-    if isinstance(node.pull, Pair):
+    if isinstance(node.pull, FusedPull):
         grads = None if is_recording() else node.pull(node, g)
         if grads is None or any(part is None for part in grads):
-            grads = _pull_body(node.pull, g)
+            grads = _pull_decomposition(node.pull, g)
         return grads
     return node.pull(node, g)
 
@@ -562,8 +562,8 @@ def _zeros_of(spec: Spec | None, like: Array) -> Array | None:
     return None if spec is None else ops.fill(0, like, shape=spec.shape, dtype=spec.dtype)
 
 
-def _pull_body(pair: Pair, g: Any) -> list[Array | None]:
-    value, pull = vjp(pair.body, *pair.inputs)
+def _pull_decomposition(fused: FusedPull, g: Any) -> list[Array | None]:
+    value, pull = vjp(fused.decomposition, *fused.inputs)
     return list(pull(tree.unflatten(value, g) if type(g) is list else g))
 
 

@@ -21,7 +21,7 @@ from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.names import hint
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Program
-from polyarr.core.spec import told
+from polyarr.core.spec import shown
 from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
@@ -250,7 +250,7 @@ def compile(
     if fn is None:
         return functools.partial(compile, captures=captures, **options)
     if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"compile: {told(fn)} is no plain function; what runs later cannot be captured")
+        raise TypeError(f"compile: {shown(fn)} is no plain function; what runs later cannot be captured")
     known = inspect.signature(fn).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option, names in options.items():
@@ -262,7 +262,7 @@ def compile(
 def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"compile: {option} is {told(given)}; it must be an argument's name, or several")
+        raise TypeError(f"compile: {option} is {shown(given)}; it must be an argument's name, or several")
     return frozenset(names)
 
 

@@ -21,9 +21,9 @@ from polyarr.testing.tolerance import TABLE
 def command(name: str | None, as_json: bool) -> None:
     """List the ops: how backends run each, its dtypes and its tolerance.
 
-    An op is primitive, or composed of others. For a composed one a backend may have a kernel, or a pair of kernels for
-    its value and its gradient. In brackets are the precisions that a kernel distinguishes besides "highest". Ops of a
-    group, such as linalg, may be missing from a backend together; the last lines list the groups of each backend. The
+    An op is primitive, or composed of others. For a composed one a backend may have a kernel, or a fused kernel with
+    its VJP. In brackets are the precisions that a kernel distinguishes besides "highest". Ops of a group, such as
+    linalg, may be missing from a backend together; the last lines list the groups of each backend. The
     tolerance is a class and a multiple of float32's eps (polyarr/testing/tolerance.py).
     """
     with no_plugin_warnings():
@@ -55,7 +55,7 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _kind(op: Op) -> str:
-    return "primitive" if op.body is None else "composed"
+    return "primitive" if op.decomposition is None else "composed"
 
 
 def _how(op: Op, backend: Backend) -> str:
@@ -63,9 +63,9 @@ def _how(op: Op, backend: Backend) -> str:
     if kernel is None:
         if op.group and offer(backend, op.group) == NOT_OFFERED:
             return NOT_OFFERED
-        return "lacking" if op.body is None else "as other ops"
+        return "lacking" if op.decomposition is None else "as other ops"
     precisions = ", ".join(backend.precisions.get(op, ()))
-    return ("pair" if isinstance(kernel, Fused) else "kernel") + (f" ({precisions})" if precisions else "")
+    return ("fused" if isinstance(kernel, Fused) else "kernel") + (f" ({precisions})" if precisions else "")
 
 
 def _checked() -> dict[Op, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import told
+from polyarr.core.spec import shown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -96,7 +96,7 @@ def get_backend(name: str | Backend | None = None) -> Backend:
             return scope[0]
         return _default or set_backend(_named(None))
     if not isinstance(name, (str, Backend)):
-        raise TypeError(f"a backend is given by name or as a Backend, not as {told(name)}")
+        raise TypeError(f"a backend is given by name or as a Backend, not as {shown(name)}")
     found = name if isinstance(name, Backend) else _named(name)
     capture = capturing.get()
     return found if capture is None or found is not capture.target else capture.backend

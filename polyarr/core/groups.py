@@ -26,4 +26,4 @@ def offer(backend: Backend, group: str) -> str:
 
 
 def _primitives(group: str) -> list[Op]:
-    return [op for op in OPS if op.group == group and op.body is None]
+    return [op for op in OPS if op.group == group and op.decomposition is None]

@@ -1,6 +1,7 @@
 """Op: an operation as a value. All calls take one path: infer the result, run a kernel, record for the gradient."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ from polyarr.core.current import CaptureContext, capturing, get_backend
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.number import Number, check
 from polyarr.core.precision import as_kernel_takes, decided
-from polyarr.core.record import Need, need_of, record_fused, record_rules, run_own_pair
+from polyarr.core.record import Need, need_of, record_fused, record_rules, run_custom_vjp
 from polyarr.core.spec import (
     FLOATS,
     INTEGERS,
@@ -96,7 +97,7 @@ class Op:
     of arrays. Its keyword-only arguments are its parameters: hashable constants.
 
     An op is either a primitive or composed. A primitive has a shape rule and VJP rules, and every backend implements
-    it. A composed op has a decomposition (`body`) into other ops, which computes its value and its gradient on every
+    it. A composed op has a decomposition into other ops, which computes its value and its gradient on every
     backend. A backend may add a kernel for it: a Fused kernel with its VJP or, if the op states VJP rules, a forward
     kernel alone.
 
@@ -105,7 +106,7 @@ class Op:
     Attributes:
         name: Name of the op, unique among all ops.
         rule: (*specs, **params) -> Spec of the result, or a tuple of Specs.
-        body: Decomposition: the op computed with other ops. None for a primitive.
+        decomposition: The op computed with other ops. None for a primitive.
         inputs: Names of the inputs, in order.
         optional: Input name -> default value; inspect.Parameter.empty if the input is required.
         defaults: Parameter name -> default value; inspect.Parameter.empty if the parameter is required.
@@ -122,7 +123,7 @@ class Op:
         rules: Input name -> (VJP rule or None, names of the rule's arguments after the cotangent). Empty if the
             gradient is that of the decomposition.
         gradients: The VJP rules in the form that the tape records: (input index, rule, getters of its arguments).
-        own_pair: Custom VJP of a composed op, made of ops; used if the backend has no kernel. See `pair`.
+        custom_vjp: Custom VJP of a composed op, made of ops; used if the backend has no kernel. See `defvjp`.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Op:
         face: Callable,
         *,
         rule: Callable | None = None,
-        body: Callable | None = None,
+        decomposition: Callable | None = None,
         promoted: str = "",
         indices: str = "",
         fits: str = "",
@@ -142,7 +143,7 @@ class Op:
     ) -> None:
         self.name, self.__doc__ = face.__name__.strip("_"), face.__doc__
         self.__name__, self.__module__, self.__wrapped__ = self.name, face.__module__, face
-        self.rule, self.body = rule or body, body
+        self.rule, self.decomposition = rule or decomposition, decomposition
         self.canonical, self.checks, self.widen, self.group = canonical, checks, widen, group
         arguments = inspect.signature(face).parameters.values()
         self.inputs = tuple(a.name for a in arguments if a.kind is not a.KEYWORD_ONLY)
@@ -156,7 +157,7 @@ class Op:
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
         self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
         self.gradients: list[tuple[int, Callable, tuple[Need | None, ...]]] = []  # the rules, as record.py takes them
-        self.own_pair: Fused | None = None
+        self.custom_vjp: Fused | None = None
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
 
@@ -191,7 +192,14 @@ class Op:
             if rule:
                 self.gradients.append((self.inputs.index(name), rule, tuple(need_of(self, need) for need in needs)))
 
-    def pair(self, forward: Callable, backward: Callable) -> None:
+    @property
+    def body(self) -> Callable | None:
+        """Former name of `decomposition`."""
+        message = "Op.body is called decomposition now; the old name goes with version 1.0"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.decomposition
+
+    def defvjp(self, forward: Callable, backward: Callable) -> None:
         """State a custom VJP made of ops, for a composed op whose decomposition would keep too much for its gradient.
 
         The functions are those of a Fused kernel, except that they take and return arrays, and that `forward` receives
@@ -201,7 +209,7 @@ class Op:
             forward: (*inputs, wanted, **params) -> (value, saved).
             backward: (g, saved, *inputs, wanted, **params) -> one gradient or None per input.
         """
-        self.own_pair = Fused(forward, backward)
+        self.custom_vjp = Fused(forward, backward)
 
     # ---- infer -----------------------------------------------------------------------------------------------
 
@@ -228,7 +236,7 @@ class Op:
         casts = self._casts(specs)
         if casts:
             specs = tuple(cast_spec(s, c) for s, c in zip(specs, casts, strict=True))
-        if self.rule is self.body and (message := missing_array(self, specs)):
+        if self.rule is self.decomposition and (message := missing_array(self, specs)):
             raise TypeError(message)
         try:
             if self.canonical:
@@ -256,10 +264,13 @@ class Op:
             numbers=numbers,
             scalar_arrays=scalar_arrays,
             check=self.checks and self.checks(*specs, **params),
-            dtype=None if self.body or type(out) is tuple or any(s.dtype is out.dtype for s in flat) else out.dtype,
+            dtype=None if self.decomposition or self._keeps_dtype(flat, out) else out.dtype,
             carries=any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,))),
             widened=self.widen and any(s.dtype in NARROW for s in flat),
         )
+
+    def _keeps_dtype(self, specs: list[Spec], out: Any) -> bool:
+        return type(out) is tuple or any(s.dtype is out.dtype for s in specs)
 
     def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
         """List the Python numbers to check against the arrays' dtype or, without an array, the result's dtype."""
@@ -371,12 +382,12 @@ class Op:
             backend = get_backend()
         tracked = tracked and records()
         kernel = backend.kernels.get(self)
-        if self.body is None:
+        if self.decomposition is None:
             if kernel is None:
                 raise lacking(self, backend)
             if plan.dtype is not None and plan.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.dtype, backend))
-        elif self._needs_body(kernel, tracked):
+        elif self._needs_decomposition(kernel, tracked):
             return self._run_default(plan, args, params, tracked)
         if plan.scalar_arrays and kernel is not None:
             args = self._read_scalars(args, plan, backend)
@@ -407,7 +418,7 @@ class Op:
                 raise IndexError(*error.args) from None
         return args
 
-    def _needs_body(self, kernel: Any, tracked: bool) -> bool:
+    def _needs_decomposition(self, kernel: Any, tracked: bool) -> bool:
         """Return whether only the decomposition can serve: no kernel, or a gradient that the kernel lacks."""
         if kernel is None:
             return not (tracked and self.rules)
@@ -415,20 +426,20 @@ class Op:
 
     def _run_default(self, plan: Plan, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
         """Run the op's own definition: its custom VJP if a gradient may be requested, else its decomposition."""
-        if tracked and self.own_pair is not None:
-            return self.run_own_pair(plan, args, params)
-        return self.run_body(plan, args, params)
+        if tracked and self.custom_vjp is not None:
+            return self.run_custom_vjp(plan, args, params)
+        return self.run_decomposition(plan, args, params)
 
-    def run_own_pair(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
+    def run_custom_vjp(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
         """Run the op's custom VJP and record it."""
-        return run_own_pair(self, args, params, plan)
+        return run_custom_vjp(self, args, params, plan)
 
-    def run_body(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
+    def run_decomposition(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
         """Run the decomposition; float16 and bfloat16 are widened to float32 here and the result rounded once."""
         try:
             if plan.widened:
-                return rounded(self.body(*map(widened, args), **params), plan.out)  # type: ignore[misc]
-            value = self.body(*args, **params)  # type: ignore[misc]
+                return rounded(self.decomposition(*map(widened, args), **params), plan.out)  # type: ignore[misc]
+            value = self.decomposition(*args, **params)  # type: ignore[misc]
         except GroupError as error:  # names an op of the decomposition, but the user called this one
             raise (lacking(self, error.backend) if self.group else error) from None
         # A decomposition may return its input; the result still needs a handle of its own.
@@ -436,7 +447,7 @@ class Op:
 
     def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, plan: Plan, tracked: bool, params: dict) -> Any:
         if kernel is None:  # no kernel, but stated VJP rules: run the decomposition untracked, record the rules
-            value = self.run_body(plan, tuple(map(untracked, args)), params)
+            value = self.run_decomposition(plan, tuple(map(untracked, args)), params)
         elif type(kernel) is Fused:
             bufs = [buffer(a) for a in args]
             found = kernel.forward(plan.out, *bufs, **self.kernel_params(backend, params))
@@ -552,7 +563,7 @@ def composed(
         return lambda face: Op(
             face,
             rule=infer,
-            body=face,
+            decomposition=face,
             promoted=promote,
             indices=indices,
             numbers=numbers,
@@ -560,7 +571,7 @@ def composed(
             widen=widen,
             group=group,
         )
-    return Op(face, body=face)
+    return Op(face, decomposition=face)
 
 
 def _op_called(name: str) -> Op:

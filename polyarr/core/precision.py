@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from polyarr.core.spec import float32, told
+from polyarr.core.spec import float32, shown
 
 PRECISIONS = ("highest", "high", "medium")  # lower bounds: a kernel may be more precise
 
@@ -75,7 +75,7 @@ def use_matmul_precision(precision: str) -> Iterator[None]:
 
 def _checked(name: str, precision: Any) -> str:
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise ValueError(f"{name}: precision is {told(precision)}; it must be 'highest', 'high' or 'medium'")
+        raise ValueError(f"{name}: precision is {shown(precision)}; it must be 'highest', 'high' or 'medium'")
     return precision
 
 

@@ -59,7 +59,7 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
 # ---- fused kernels with their VJP ----------------------------------------------------------------------------------
 
 
-class Pair:
+class FusedPull:
     """Pull function of an op that ran a Fused kernel: calls `backward`, or differentiates the decomposition.
 
     Attributes:
@@ -117,16 +117,16 @@ class Pair:
         read = {needed for name in wanted for needed in needs.get(name, names)}
         self.args = tuple(a if name in read else _specs_only(a) for name, a in zip(names, self.args, strict=True))
 
-    def body(self, *inputs: Array) -> Any:
+    def decomposition(self, *inputs: Array) -> Any:
         """Run the op's decomposition, with other arrays in place of `inputs`."""
         if any(type(a) is Spec for a in flatten(self.args)):
             kernel = f"the Fused kernel of {self.backend.name!r} states what its backward needs"
             raise BackendError(f"{self.op.name}: {kernel}; it must then give every gradient that is wanted")
         args = _replaced(self.wanted, self.args, iter(inputs))
-        return self.op.run_body(self.plan, args, self.params)
+        return self.op.run_decomposition(self.plan, args, self.params)
 
 
-class CustomPull(Pair):
+class CustomPull(FusedPull):
     """Pull function of an op with a custom VJP, which takes and returns arrays."""
 
     __slots__ = ()
@@ -136,24 +136,24 @@ class CustomPull(Pair):
         return list(_chosen(self.wanted, self.fused.backward(g, self.saved, *args, wanted=self.wanted, **self.params)))
 
 
-def run_own_pair(op: Any, args: tuple, params: dict, plan: Any) -> Any:
+def run_custom_vjp(op: Any, args: tuple, params: dict, plan: Any) -> Any:
     """Run an op's custom VJP and record it."""
-    value, saved = op.own_pair.forward(*map(untracked, args), wanted=_tracked(args), **params)
-    _keep(CustomPull(op, op.own_pair, args, params, plan, saved), value)
+    value, saved = op.custom_vjp.forward(*map(untracked, args), wanted=_tracked(args), **params)
+    _keep(CustomPull(op, op.custom_vjp, args, params, plan, saved), value)
     return value
 
 
 def record_fused(op: Any, kernel: Fused, args: tuple, params: dict, plan: Any, saved: Any, value: Any) -> None:
     """Record a Fused kernel that ran `forward`."""
-    _keep(Pair(op, kernel, args, params, plan, saved), value)
+    _keep(FusedPull(op, kernel, args, params, plan, saved), value)
 
 
-def _keep(pair: Pair, value: Any) -> None:
-    inputs = pair.inputs
+def _keep(pull: FusedPull, value: Any) -> None:
+    inputs = pull.inputs
     parents, specs = tuple(a.node for a in inputs), tuple(a.spec for a in inputs)
-    if pair.fused.needs and is_pulled_once():
-        pair.free_unneeded()
-    track(value, Node(parents, specs, pair, _results(pair.plan.out)))
+    if pull.fused.needs and is_pulled_once():
+        pull.free_unneeded()
+    track(value, Node(parents, specs, pull, _results(pull.plan.out)))
 
 
 def _specs_only(a: Any) -> Any:

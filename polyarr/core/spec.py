@@ -98,7 +98,7 @@ def described(value: Any) -> str:
     return "None" if value is None else f"a {home}{kind.__qualname__}"
 
 
-def told(value: Any) -> str:
+def shown(value: Any) -> str:
     """Show a value for an error: its repr if that is short, else its description."""
     try:
         written = repr(value) if isinstance(value, (str, int, float, complex, tuple, list, np.dtype)) else ""
@@ -127,7 +127,7 @@ def as_dtype(dtype: object) -> np.dtype:
     except (TypeError, ValueError, RecursionError):  # ValueError, RecursionError: tuples and lists that are no dtype
         found = None
     if dtype is None or found is None or found not in DTYPES:  # NumPy takes None for float64
-        raise DtypeError(f"no dtype {told(dtype)}; polyarr has {', '.join(d.name for d in DTYPES)}")
+        raise DtypeError(f"no dtype {shown(dtype)}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return found
 
 

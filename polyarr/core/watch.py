@@ -1,7 +1,7 @@
 """Observers of running ops.
 
-Methods of Op and Pair are replaced by observed versions while an observer is registered, so calls cost nothing extra
-otherwise.
+Methods of Op and FusedPull are replaced by observed versions while an observer is registered, so calls cost nothing
+extra otherwise.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from polyarr.core.backend import Backend, Fused, Launch
 from polyarr.core.current import get_backend, wait
 from polyarr.core.op import Op
 from polyarr.core.program import Step
-from polyarr.core.record import Pair
+from polyarr.core.record import FusedPull
 
 
 class Call:
@@ -26,7 +26,7 @@ class Call:
         specs: Specs of the inputs.
         params: Parameters.
         backend: Backend that computes; None if unknown.
-        part: What computes: "kernel"; "forward" or "backward" of a Fused kernel; "body" for the decomposition; "walk"
+        part: What computes: "kernel"; "forward" or "backward" of a Fused kernel; "decomposition"; "walk"
             for a backward pass over the tape; "captured" for a captured function, and "group" for a fused step of one;
             "" until it is known.
         step: The step of a captured function that the call runs; None for all other calls.
@@ -213,8 +213,8 @@ def with_launches(kernel_function: Callable, call: Call, backend: Backend, run: 
 
 # ---- observed versions of the methods ------------------------------------------------------------------------------
 
-_PLAIN_RUN, _PLAIN_RUN_KERNEL, _PLAIN_RUN_BODY, _PLAIN_PULL = Op._run, Op._run_kernel, Op.run_body, Pair.__call__
-_PLAIN_RUN_OWN_PAIR = Op.run_own_pair
+_PLAIN_RUN, _PLAIN_RUN_KERNEL, _PLAIN_RUN_DECOMPOSITION = Op._run, Op._run_kernel, Op.run_decomposition
+_PLAIN_RUN_CUSTOM_VJP, _PLAIN_PULL = Op.run_custom_vjp, FusedPull.__call__
 
 
 def _run(self: Op, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
@@ -236,25 +236,25 @@ def _run_kernel(
     return _PLAIN_RUN_KERNEL(self, kernel, backend, args, plan, tracked, params)
 
 
-def _run_body(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
+def _run_decomposition(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
     call = innermost()
     if call is not None and call.op is self and call.part in ("", "forward"):
-        report_begin(call, "body", plan.out)
-        return _PLAIN_RUN_BODY(self, plan, args, params)
+        report_begin(call, "decomposition", plan.out)
+        return _PLAIN_RUN_DECOMPOSITION(self, plan, args, params)
     # The decomposition of a Fused kernel is differentiated without a call of the op.
     call = Call(self, tuple(map(spec_of, args)), params, _backend_of(args))
     with calling(call) as found:
-        report_begin(call, "body", plan.out)
-        return found(_PLAIN_RUN_BODY(self, plan, args, params))
+        report_begin(call, "decomposition", plan.out)
+        return found(_PLAIN_RUN_DECOMPOSITION(self, plan, args, params))
 
 
-def _run_own_pair(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
+def _run_custom_vjp(self: Op, plan: Any, args: tuple, params: dict[str, Any]) -> Any:
     if (call := innermost()) is not None:
-        report_begin(call, "body", plan.out)
-    return _PLAIN_RUN_OWN_PAIR(self, plan, args, params)
+        report_begin(call, "decomposition", plan.out)
+    return _PLAIN_RUN_CUSTOM_VJP(self, plan, args, params)
 
 
-def _pull(self: Pair, node: Any, g: Any) -> Any:
+def _pull(self: FusedPull, node: Any, g: Any) -> Any:
     call = Call(self.op, (self.plan.out, *map(spec_of, self.args)), self.params, self.backend, "backward")
     with calling(call) as found:
         report_begin(call, "backward", node.specs)
@@ -269,9 +269,9 @@ def _backend_of(args: tuple) -> Backend:
 REPLACED: list[tuple[Any, str, Any, Any]] = [
     (Op, "_run", _PLAIN_RUN, _run),
     (Op, "_run_kernel", _PLAIN_RUN_KERNEL, _run_kernel),
-    (Op, "run_body", _PLAIN_RUN_BODY, _run_body),
-    (Op, "run_own_pair", _PLAIN_RUN_OWN_PAIR, _run_own_pair),
-    (Pair, "__call__", _PLAIN_PULL, _pull),
+    (Op, "run_decomposition", _PLAIN_RUN_DECOMPOSITION, _run_decomposition),
+    (Op, "run_custom_vjp", _PLAIN_RUN_CUSTOM_VJP, _run_custom_vjp),
+    (FusedPull, "__call__", _PLAIN_PULL, _pull),
 ]
 
 

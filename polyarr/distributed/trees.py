@@ -7,7 +7,7 @@ from polyarr import tree
 from polyarr.core.array import Array
 from polyarr.core.current import capturing
 from polyarr.core.errors import CaptureError, GradientError
-from polyarr.core.spec import told
+from polyarr.core.spec import shown
 from polyarr.core.tape import records
 
 NUMBERS = (int, float)
@@ -67,5 +67,5 @@ def parts_of(op: str, how: str, given: Any, device: str, others: bool = False) -
             numbers.append(i)
             lines.append(f"{type(leaf).__name__} at {name or 'its root'}")
         elif not others:
-            raise TypeError(f"{op}: {name or 'the tree'} is {told(leaf)}; leaves must be arrays, ints and floats")
+            raise TypeError(f"{op}: {name or 'the tree'} is {shown(leaf)}; leaves must be arrays, ints and floats")
     return Parts([*named.values()], [*groups.values()], numbers, "\n".join(lines))

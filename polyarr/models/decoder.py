@@ -8,7 +8,7 @@ from polyarr import ops
 from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.spec import INTEGERS, described, told
+from polyarr.core.spec import INTEGERS, described, shown
 from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, quantised
 from polyarr.nn.attention import unpadded
 from polyarr.ops.validation import check_array, whole
@@ -50,12 +50,12 @@ class Config:
         for name, largest in self._max_sizes.items():
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                self._refuse(f"{name} is {told(value)}; it must be a positive int")
+                self._refuse(f"{name} is {shown(value)}; it must be a positive int")
             if value > largest:
                 self._refuse(f"{name} is {value}; it must be at most {largest:,}")
         for f in fields(self):
             if f.type is bool and not isinstance(getattr(self, f.name), bool):
-                self._refuse(f"{f.name} is {told(getattr(self, f.name))}; it must be True or False")
+                self._refuse(f"{f.name} is {shown(getattr(self, f.name))}; it must be True or False")
 
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"{type(self).__name__}: {reason}")

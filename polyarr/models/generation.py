@@ -8,7 +8,7 @@ from polyarr import ops, random
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import INTEGERS, described, float32, told
+from polyarr.core.spec import INTEGERS, described, float32, shown
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.sampling import Sampling, choose, mark_occurred, occurrence_mask, penalize_occurred
 from polyarr.nn import KeyValueCache
@@ -238,7 +238,7 @@ def _check(
             vocab_size is not None and whole("generate", "vocab_size", vocab_size) < 1,
             f"vocab_size is {vocab_size}; it must be at least 1",
         ),
-        (not all(type(one) is int for one in seeds), f"seed is {told(seed)}; it must be an int, or one for each row"),
+        (not all(type(one) is int for one in seeds), f"seed is {shown(seed)}; it must be an int, or one for each row"),
         (
             isinstance(seed, Sequence) and len(seeds) != rows,
             f"there are {len(seeds)} seeds; it must be one for each of {rows} rows",

@@ -6,7 +6,7 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.core.array import Array
-from polyarr.core.spec import NARROW, float32, int32, told
+from polyarr.core.spec import NARROW, float32, int32, shown
 
 _MAX_TEMPERATURE = 3e38  # larger temperatures are clamped to it: it fits float32, and all tokens are equally likely
 
@@ -51,7 +51,7 @@ class Sampling:
             ("repetition_penalty", _within(self.repetition_penalty, lambda r: 0 < r < math.inf), "above 0"),
         ):
             if not is_right:
-                raise ValueError(f"Sampling: {name} is {told(getattr(self, name))}; it must be {due}")
+                raise ValueError(f"Sampling: {name} is {shown(getattr(self, name))}; it must be {due}")
 
     @property
     def numbers(self) -> dict[str, float]:

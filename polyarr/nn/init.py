@@ -7,7 +7,7 @@ from typing import Any
 
 from polyarr import creation, random
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import Spec, described, float32, told
+from polyarr.core.spec import Spec, described, float32, shown
 from polyarr.ops.validation import number
 
 Initializer = Callable[[tuple[int, ...]], Any]
@@ -94,7 +94,7 @@ def initial_value(layer: str, init: Initializer, *shape: int) -> Any:
         ShapeError: init returned another shape.
     """
     if not callable(init):
-        raise TypeError(f"{layer}: init is {told(init)}; it must be a function of a shape, such as nn.normal(0.02)")
+        raise TypeError(f"{layer}: init is {shown(init)}; it must be a function of a shape, such as nn.normal(0.02)")
     made = init(shape)
     if getattr(made, "shape", None) != shape:
         raise ShapeError(f"{layer}: init gave {described(made)}; it must be {list(shape)}")

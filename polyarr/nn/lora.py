@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
-from polyarr.core.spec import described, float64, told
+from polyarr.core.spec import described, float64, shown
 from polyarr.nn.attention import MultiHeadAttention
 from polyarr.nn.init import constant, uniform
 from polyarr.nn.layers import Dropout, Linear
@@ -138,7 +138,7 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
         ("match", match, isinstance(match, str), "a pattern for paths of layers"),
     ):
         if not fits:
-            raise ValueError(f"lora: {name} is {told(value)}; it must be {range_}")
+            raise ValueError(f"lora: {name} is {shown(value)}; it must be {range_}")
     model = model.copy().freeze()
     chosen = _chosen(model, match)
 

@@ -10,7 +10,7 @@ import math
 
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import Spec, check_kind, told
+from polyarr.core.spec import Spec, check_kind, shown
 from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, like
 from polyarr.ops.joining import stack
@@ -381,7 +381,7 @@ def _transpose_rule(x, weight, bias, *, stride, padding, output_padding, dilatio
     steps, pairs, gaps, more = _transposed(op, lengths, weight.shape[1:-1], stride, padding, output_padding, dilation)
     out = _output_lengths(lengths, weight.shape[1:-1], steps, pairs, gaps, more)
     if 0 in (*lengths, *weight.shape[1:-1]) or min(out) < 1:
-        given = f"x is {x}, weight is {weight}, stride is {list(steps)}, padding is {told(padding)}"
+        given = f"x is {x}, weight is {weight}, stride is {list(steps)}, padding is {shown(padding)}"
         raise ShapeError(f"{op}: {given}; x and the result, {list(out)}, must have elements along each axis")
     found = {"stride": steps, "padding": pairs, "output_padding": more, "dilation": gaps, "groups": groups}
     return Spec((x.shape[0], *out, weight.shape[-1] * groups), x.dtype), found

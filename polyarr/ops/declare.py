@@ -40,7 +40,7 @@ def elementwise(
             shared = result or next(s.dtype for s in specs if not s.is_number)
             return Spec(broadcast(face.__name__, *specs), shared)
 
-        def body(*args: Any) -> Any:
+        def decomposition(*args: Any) -> Any:
             for name, a in zip(names, args, strict=True):
                 if type(a) in (Spec, tuple):
                     check_kind(face.__name__, name, a, kind)
@@ -49,9 +49,10 @@ def elementwise(
         face.__doc__ = _documented(face.__doc__ or "", names, kind, result)
         if primitive:
             return Op(face, rule=rule, promoted=" ".join(names), widen=widen)
-        body.__name__, body.__doc__, body.__module__ = face.__name__, face.__doc__, face.__module__
-        body.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
-        return Op(body, body=body, promoted=" ".join(names), widen=widen)
+        decomposition.__name__, decomposition.__doc__ = face.__name__, face.__doc__
+        decomposition.__module__ = face.__module__
+        decomposition.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
+        return Op(decomposition, decomposition=decomposition, promoted=" ".join(names), widen=widen)
 
     return decorate
 

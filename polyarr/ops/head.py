@@ -107,7 +107,7 @@ def _forward(x, weight, targets, *, wanted, ignore_index, reduction, **settings)
     """
     settings["ignore_index"] = ignore_index
     if reduction == "none":
-        return linear_cross_entropy.body(x, weight, targets, reduction=reduction, **settings), None
+        return linear_cross_entropy.decomposition(x, weight, targets, reduction=reduction, **settings), None
     ones = fill(1.0, x, shape=(targets.size,), dtype=float32 if x.dtype in NARROW else x.dtype)
     losses, *slopes = _chunked_gradients(ones, x, weight, targets, wanted, **settings)
     loss, divisor = reduced(losses, _flat(targets), ignore_index, reduction)
@@ -127,7 +127,7 @@ def _backward(g, saved, x, weight, targets, *, wanted, reduction, **settings):
     return dx, None if dweight is None else like(dweight, weight), None
 
 
-linear_cross_entropy.pair(_forward, _backward)
+linear_cross_entropy.defvjp(_forward, _backward)
 
 
 def _chunked_gradients(g, x, weight, targets, wanted, *, rows_at_once, **settings):

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import told
+from polyarr.core.spec import shown
 from polyarr.ops import convolution as convs
 from polyarr.ops import pool as pools
 from polyarr.ops.shape import permute_dims, reshape
@@ -22,7 +22,7 @@ INT_PARAMETERS = ("kernel", "stride", "padding", "output_padding", "dilation", "
 
 def _check_layout(op: str, layout: str) -> None:
     if not isinstance(layout, str) or layout not in (LAST, FIRST):
-        raise ValueError(f"{op}: layout is {told(layout)}; it must be '{LAST}' or '{FIRST}'")
+        raise ValueError(f"{op}: layout is {shown(layout)}; it must be '{LAST}' or '{FIRST}'")
 
 
 def _moved(x: Array, layout: str, axes: int, back: bool = False) -> Array:

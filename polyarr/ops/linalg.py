@@ -11,7 +11,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
-from polyarr.core.spec import Spec, broadcast, check_kind, described, told
+from polyarr.core.spec import Spec, broadcast, check_kind, described, shown
 from polyarr.ops import elementwise, functions, reduce
 from polyarr.ops.elementwise import astype, multiply, square, where
 from polyarr.ops.functions import sqrt
@@ -183,7 +183,7 @@ def tensordot(x, y, *, axes=2, precision=None):
             raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes is {axes}, more than they have")
         axes = (tuple(range(len(x.shape) - axes, len(x.shape))), tuple(range(axes)))
     if not isinstance(axes, (tuple, list)) or len(axes) != 2:
-        raise TypeError(f"tensordot: axes is {told(axes)}; it must be an int, or the axes of x and those of y")
+        raise TypeError(f"tensordot: axes is {shown(axes)}; it must be an int, or the axes of x and those of y")
     left = tuple(one_axis("tensordot", x, a) for a in wholes("tensordot", "axes", axes[0]))
     right = tuple(one_axis("tensordot", y, a) for a in wholes("tensordot", "axes", axes[1]))
     if [x.shape[a] for a in left] != [y.shape[a] for a in right]:

@@ -5,7 +5,7 @@ import math
 from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed
-from polyarr.core.spec import Spec, check_kind, described, float32, float64, told
+from polyarr.core.spec import Spec, check_kind, described, float32, float64, shown
 from polyarr.ops.elementwise import add, astype, divide, multiply, square, subtract, where
 from polyarr.ops.functions import expm1, sqrt
 from polyarr.ops.logic import equal
@@ -67,7 +67,7 @@ def _step(op: str, states: str, numbers: str):
             if type(a) is not Spec or a.shape:
                 raise TypeError(f"{op}: {name} is {described(a)}; it must be a number, or an array without axes")
         if type(weight_decay) is not tuple or len(weight_decay) != len(params):
-            raise ShapeError(f"{op}: weight_decay is {told(weight_decay)}; it must be a number for each of params")
+            raise ShapeError(f"{op}: weight_decay is {shown(weight_decay)}; it must be a number for each of params")
         return (params, *inputs[2 : len(lists)])
 
     return infer

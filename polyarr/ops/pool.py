@@ -6,7 +6,7 @@ from fractions import Fraction
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import Spec, check_kind, int64, told
+from polyarr.core.spec import Spec, check_kind, int64, shown
 from polyarr.ops.convolution import windows
 from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, astype, divide, floor_divide, maximum, minimum, multiply, subtract, where
@@ -32,7 +32,7 @@ def _pool_rule(op: str, x, kernel, stride, padding, dilation, ceil_mode):
     where_ = geometry(op, x, lengths, kernel, kernel if stride is None else stride, padding, dilation, ceil=ceil_mode)
     reach = spans(kernel, where_.dilation)
     if 0 in lengths or any(max(p) >= r for p, r in zip(where_.padding, reach, strict=True)):
-        given = f"x is {x}, a window reaches over {list(reach)}, padding is {told(padding)}"
+        given = f"x is {x}, a window reaches over {list(reach)}, padding is {shown(padding)}"
         raise ShapeError(f"{op}: {given}; x must have elements along each axis, and every window some of them")
     found = {**where_.params, "kernel": kernel, "ceil_mode": bool(ceil_mode)}
     return Spec((x.shape[0], *where_.out, x.shape[-1]), x.dtype), found
@@ -197,13 +197,13 @@ def _resize_rule(x, *, shape, scale, mode, align_corners):
     check_kind(op, "x", x, "floating")
     lengths = images(op, "x", x)
     if mode not in MODES:
-        raise ValueError(f"{op}: mode is {told(mode)}; it must be 'nearest', 'linear', 'bilinear' or 'trilinear'")
+        raise ValueError(f"{op}: mode is {shown(mode)}; it must be 'nearest', 'linear', 'bilinear' or 'trilinear'")
     if (shape is None) == (scale is None):
-        raise ValueError(f"{op}: shape is {told(shape)}, scale is {told(scale)}; one of them must be given")
+        raise ValueError(f"{op}: shape is {shown(shape)}, scale is {shown(scale)}; one of them must be given")
     if align_corners and MODES[mode] == "nearest":
         raise ValueError(f"{op}: mode is 'nearest' and align_corners is True; only 'linear' has corners to align")
     if scale is not None:
-        given, axes = told(scale), len(lengths)
+        given, axes = shown(scale), len(lengths)
         scale = tuple(number(op, "scale", s) for s in (scale if isinstance(scale, (tuple, list)) else (scale,) * axes))
         if len(scale) != axes or any(not 0 < s < math.inf for s in scale):
             raise ValueError(f"{op}: scale is {given}; it must be a number above 0, or {axes} of them")

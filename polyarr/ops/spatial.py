@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import Spec, told
+from polyarr.core.spec import Spec, shown
 from polyarr.ops.create import fill
 from polyarr.ops.joining import pad
 from polyarr.ops.shape import slice
@@ -48,10 +48,10 @@ def per_axis(op: str, name: str, value: Any, axes: int, least: int = 1, left: Le
     try:
         found = tuple(map(operator.index, each))
     except TypeError:
-        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints") from None
+        raise TypeError(f"{op}: {name} is {shown(value)}; it must be an int or a tuple of ints") from None
     if len(found) != axes or any(n < least for n in found):
         required = f"be an int or {axes} of them, at least {least}"
-        raise ShapeError(f"{op}: {name} is {told(value)}; it must {required}")
+        raise ShapeError(f"{op}: {name} is {shown(value)}; it must {required}")
     return found
 
 
@@ -62,7 +62,7 @@ def check_whole(op: str, **params: Any) -> None:
     """
     for name, value in params.items():
         if any(isinstance(n, float) or (isinstance(n, str) and name != "padding") for n in _leaves(value)):
-            raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints")
+            raise TypeError(f"{op}: {name} is {shown(value)}; it must be an int or a tuple of ints")
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -94,7 +94,7 @@ def paddings(op: str, padding: Any, lengths: Lengths, reach: Lengths, stride: Le
         if len(found) in (1, len(lengths)) and min(found) >= 0:
             return tuple((p, p) for p in (found * len(lengths))[: len(lengths)])
     required = f"'same', 'valid', an int, {len(lengths)} of them, or as many (before, after), none negative"
-    raise ShapeError(f"{op}: padding is {told(padding)}; it must be {required}")
+    raise ShapeError(f"{op}: padding is {shown(padding)}; it must be {required}")
 
 
 def geometry(

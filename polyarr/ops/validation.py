@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.number import check
-from polyarr.core.spec import Spec, check_number, described, may_not_fit, told
+from polyarr.core.spec import Spec, check_number, described, may_not_fit, shown
 
 LARGEST = int(np.finfo(np.float64).max)
 ARRAY = "it must be a polyarr array (see polyarr.asarray)"
@@ -30,7 +30,7 @@ def whole(op: str, name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int") from None
+        raise TypeError(f"{op}: {name} is {shown(value)}; it must be an int") from None
 
 
 def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ def wholes(op: str, name: str, value: Any) -> tuple[int, ...]:
     try:
         return tuple(map(operator.index, value if isinstance(value, (tuple, list, range)) else (value,)))
     except TypeError:
-        raise TypeError(f"{op}: {name} is {told(value)}; it must be an int or a tuple of ints") from None
+        raise TypeError(f"{op}: {name} is {shown(value)}; it must be an int or a tuple of ints") from None
 
 
 def number(op: str, name: str, value: Any) -> float:
@@ -56,7 +56,7 @@ def number(op: str, name: str, value: Any) -> float:
             raise TypeError
         return float(value)
     except TypeError:
-        raise TypeError(f"{op}: {name} is {told(value)}; it must be a number") from None
+        raise TypeError(f"{op}: {name} is {shown(value)}; it must be a number") from None
 
 
 def within(op: str, name: str, value: Any, low: float, high: float = math.inf) -> float:

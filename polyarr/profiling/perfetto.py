@@ -61,6 +61,6 @@ def _facts(call: Call) -> dict[str, Any]:
     facts |= {name: str(value) for name, value in call.params.items()}
     if call.error is not None:
         facts["error"] = str(call.error)
-    elif call.part not in ("walk", "body", "captured"):
+    elif call.part not in ("walk", "decomposition", "captured"):
         facts |= {"bytes": moved(call), "operations": operations(call)}
     return facts

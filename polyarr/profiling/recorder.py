@@ -17,7 +17,7 @@ from polyarr.core.program import Program, Step
 from polyarr.core.watch import Call
 from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.perfetto import trace_of
-from polyarr.profiling.summary import Row, Timed, bodies, kernels, ops, table_of
+from polyarr.profiling.summary import Row, Timed, decompositions, kernels, ops, table_of
 from polyarr.saving.atomic import write_whole
 
 UNREAD = 2**14  # launches whose times are queried later, when they have finished, so that the host does not wait
@@ -121,9 +121,9 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
         """Return a Row per kernel and kind of copy that devices reported, longest first."""
         return kernels(self.launches)
 
-    def bodies(self) -> list[Row]:
+    def decompositions(self) -> list[Row]:
         """Return a Row per op that ran its decomposition; the ops in it have rows of their own in `ops`."""
-        return bodies(*self._recorded())
+        return decompositions(*self._recorded())
 
     def table(self, peaks: bool = False) -> str:
         """Return all rows as text.

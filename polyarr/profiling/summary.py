@@ -69,7 +69,7 @@ def ops(calls: list[Call], launches: list[Timed]) -> list[Row]:
     return sorted(rows + kernels(others), key=lambda row: (-row.seconds, -row.host))
 
 
-def bodies(calls: list[Call], launches: list[Timed]) -> list[Row]:
+def decompositions(calls: list[Call], launches: list[Timed]) -> list[Row]:
     """Return a row per op that ran its decomposition, with everything that ran in it."""
     mine = defaultdict[int, list[Timed]](list)
     for launch in launches:
@@ -77,7 +77,7 @@ def bodies(calls: list[Call], launches: list[Timed]) -> list[Row]:
         while call is not None:
             mine[id(call)].append(launch)
             call = call.outer
-    rows = _rows((call for call in calls if call.part in ("body", "captured")), mine, _inner(calls))
+    rows = _rows((call for call in calls if call.part in ("decomposition", "captured")), mine, _inner(calls))
     return [row._replace(nbytes=0, operations=0.0, kernels=()) for row in rows]
 
 
@@ -229,7 +229,8 @@ def table_of(calls: list[Call], launches: list[Timed], blocks: list[Interval], m
     peaks = {name: backend.peaks() if measure_peaks else {} for name, backend in devices.items()}
     lines = _accounted(account_of(calls, launches, blocks), sum(launch.seconds for launch in launches))
     lines += [_introduced(backend, peaks[name]) for name, backend in devices.items()]
-    sections = (("op", ops(calls, launches)), ("kernel", kernels(launches)), ("as a whole", bodies(calls, launches)))
+    whole = decompositions(calls, launches)
+    sections = (("op", ops(calls, launches)), ("kernel", kernels(launches)), ("as a whole", whole))
     for title, rows in sections:
         if rows:
             lines += ["", *_aligned(title, rows, peaks)]

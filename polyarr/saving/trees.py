@@ -12,7 +12,7 @@ from polyarr import creation, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, described, told
+from polyarr.core.spec import DTYPES, described, shown
 from polyarr.saving.tensor_file import CODES, TensorFile, source_of, write_arrays
 
 _TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
@@ -84,7 +84,7 @@ def _path(op: str, path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{op}: path is {described(path)}; it must be a str or a pathlib.Path")
     if not Path(path).name:
-        raise ValueError(f"{op}: path is {told(os.fspath(path))}; it must name a file")
+        raise ValueError(f"{op}: path is {shown(os.fspath(path))}; it must name a file")
     return Path(path)
 
 

@@ -68,7 +68,7 @@ def check_complete(backend: Backend, examples: int) -> None:
 
 def primitives() -> list[Op]:
     """Return polyarr's own ops that every backend must implement."""
-    return [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.ops.")]
+    return [op for op in OPS if op.decomposition is None and not op.group and op.__module__.startswith("polyarr.ops.")]
 
 
 def why_copies_fail(backend: Backend) -> str:

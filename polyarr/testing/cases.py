@@ -142,7 +142,7 @@ def _with_special(entry: Entry, sample: Sample) -> Sample:
 
 
 def _composed(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _smooth(op, entry, dtype) if op.body else None
+    return _smooth(op, entry, dtype) if op.decomposition else None
 
 
 def _beside_others(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
@@ -216,7 +216,7 @@ KINDS = {
     "backward": Kind(checks.check_backward, _smooth, gradients=True),
     "second-order": Kind(checks.check_second_order_agrees, _smooth, 1 / 3, gradients=True),
     "cotangents": Kind(cotangents.check_cotangents, _smooth, 0, gradients=True),
-    "pair": Kind(checks.check_fused_pair, _composed, gradients=True),
+    "fused": Kind(checks.check_fused, _composed, gradients=True),
     "wanted": Kind(tape.check_wanted, _composed, 1 / 6, gradients=True),
     "tape": Kind(tape.check_tape, _smooth, 0, gradients=True),
     "huge": Kind(extremes.check_huge, _either, 0, level="huge"),
@@ -273,7 +273,7 @@ def _of_ops() -> Iterator[Case]:
         for op, entry in SAMPLES.items():
             strategy = kind.draws(op, entry, entry.usual)
             if strategy is not None:
-                level = kind.level or ("nn" if op.body else "autograd" if kind.gradients else "core")
+                level = kind.level or ("nn" if op.decomposition else "autograd" if kind.gradients else "core")
                 changed = partial(kind.changed, entry) if kind.changed else None
                 run = partial(_examine, kind.check, op, strategy, kind.share, changed, is_alone=kind.is_alone)
                 yield Case(level, name, op.name, run)
@@ -283,7 +283,7 @@ def _of_dtypes() -> Iterator[Case]:
     for op, entry in SAMPLES.items():
         for dtype in entry.dtypes:
             if dtype != entry.usual:
-                yield Case("nn" if op.body else "core", dtype, op.name, partial(_run_dtype, op, entry, dtype))
+                yield Case("nn" if op.decomposition else "core", dtype, op.name, partial(_run_dtype, op, entry, dtype))
 
 
 def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effort) -> None:

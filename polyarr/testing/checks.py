@@ -129,7 +129,7 @@ def check_backward(op: Op, backend: Backend, sample: Sample) -> None:
 
 
 @check
-def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
+def check_fused(op: Op, backend: Backend, sample: Sample) -> None:
     """Check a backend's Fused kernels against the op's decomposition on the same backend, in value and gradients.
 
     The gradients also hold if they are asked for twice, and after another call of the op.
@@ -141,13 +141,13 @@ def check_fused_pair(op: Op, backend: Backend, sample: Sample) -> None:
     with use_backend(plain):
         expected = values(place, op(*sample.arrays(plain), **sample.params))
     for g, e in zip(got, expected, strict=True):
-        close(place, "the pair's result", g, e, "composed", max(FLOOR, largest(e)))
+        close(place, "the fused kernel's result", g, e, "composed", max(FLOOR, largest(e)))
     slopes = _gradients(op, plain, sample)
-    gradients_agree(place, _gradients(op, backend, sample), slopes, "the pair's ")
+    gradients_agree(place, _gradients(op, backend, sample), slopes, "the fused kernel's ")
     again = _gradients(op, backend, sample, times=2)
-    gradients_agree(place, again, slopes, "pulled for the second time, the pair's ")
+    gradients_agree(place, again, slopes, "pulled for the second time, the fused kernel's ")
     later = _gradients(op, backend, sample, between=sample.with_other_numbers())
-    gradients_agree(place, later, slopes, "after another call, the pair's ")
+    gradients_agree(place, later, slopes, "after another call, the fused kernel's ")
 
 
 @check
@@ -320,7 +320,7 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
         result = op(*args, **sample.params)
         made = [("the result", a.buf) for a in tree.leaves(result)]
         made += [(f"d/d{name}", a.buf) for name, a in gradients_of(op, args, sample).items()]
-        made += [("what the pair saved", s) for s in tree.leaves(tuple(saved)) if s is not None]
+        made += [("what the fused kernel saved", s) for s in tree.leaves(tuple(saved)) if s is not None]
         saved.clear()
         return [(what, weakref.ref(buf)) for what, buf in made if type(buf).__weakrefoffset__]
 
@@ -339,17 +339,17 @@ def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _recording_saved(op: Op, backend: Backend, saved: list[Any]) -> Backend:
     """Return the backend with a forward kernel that records what it saves for the op's backward."""
-    pair = backend.kernels.get(op)
-    if not isinstance(pair, Fused):
+    kernel = backend.kernels.get(op)
+    if not isinstance(kernel, Fused):
         return backend
 
     def forward(*args: Any, **params: Any) -> Any:
-        found = pair.forward(*args, **params)
+        found = kernel.forward(*args, **params)
         if found is not NotImplemented:
             saved.append(found[1])
         return found
 
-    return backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})
+    return backend._replace(kernels={**backend.kernels, op: kernel._replace(forward=forward)})
 
 
 @check

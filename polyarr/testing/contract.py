@@ -93,7 +93,8 @@ def _of_kernel(op: Op, kernel: Any) -> Iterator[str]:
     if isinstance(kernel, Fused):
         named = {*kernel.needs, *(need for needs in kernel.needs.values() for need in needs)}
         if lost := sorted(named - {*op.inputs}):
-            yield f"the pair of {op.name} says that it needs {', '.join(lost)}; its inputs are {', '.join(op.inputs)}"
+            said = f"the fused kernel of {op.name} says that it needs {', '.join(lost)}"
+            yield f"{said}; its inputs are {', '.join(op.inputs)}"
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------

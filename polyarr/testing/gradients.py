@@ -28,7 +28,7 @@ from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import DtypeError, GradientError
-from polyarr.core.spec import DTYPES, FLOATS, Spec, float64, told
+from polyarr.core.spec import DTYPES, FLOATS, Spec, float64, shown
 from polyarr.creation import finfo
 from polyarr.plugins.diagnosis import overrides
 from polyarr.testing.checks import reference
@@ -178,7 +178,7 @@ class _Leaves(NamedTuple):
             given = args.spec if type(args) is Array else type(args).__name__
             raise TypeError(f"{check}: args is {given}; it must be the tuple of fn's arguments, such as (x,)")
         if not callable(fn):
-            raise TypeError(f"{check}: fn is {told(fn)}; it must be a function of args")
+            raise TypeError(f"{check}: fn is {shown(fn)}; it must be a function of args")
         first = _argument_names(fn, len(args))
         found = {
             i: (".".join([first[path[0]], *map(str, path[1:])]), host)
@@ -273,7 +273,7 @@ def _home(args: Sequence[Any]) -> Backend:
 
 def _check_settings(order: int, modes: tuple, eps: float) -> None:
     if type(order) is not int or order < 1:
-        raise ValueError(f"check_grads: order is {told(order)}; it must be an int from 1")
+        raise ValueError(f"check_grads: order is {shown(order)}; it must be an int from 1")
     if not modes or any(mode not in MODES for mode in modes):
         raise ValueError(f"check_grads: modes is {modes!r}; it must hold some of {', '.join(map(repr, MODES))}")
     if not 0 < eps < np.inf:

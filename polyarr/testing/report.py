@@ -33,7 +33,7 @@ from polyarr.testing import LEVELS
 from polyarr.testing.causes import causes
 from polyarr.version import __version__
 
-SCHEMA = 3  # version of the report's format; an incompatible change increments it
+SCHEMA = 4  # version of the report's format; an incompatible change increments it
 OUTCOMES = ("passed", "partly", "failed", "skipped", "not offered", "known failure", "stale")
 BAD = ("failed", "stale")
 GOOD = ("passed", "partly")
@@ -301,12 +301,12 @@ def _counts(results: Iterable[Result]) -> dict[str, int]:
 
 def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
     kernels = {} if backend is None else {op: k for op, k in backend.kernels.items() if op in OPS}
-    pairs = [op for op, kernel in kernels.items() if isinstance(kernel, Fused)]
+    fused = [op for op, kernel in kernels.items() if isinstance(kernel, Fused)]
     return {
         "hardware": "" if backend is None else backend.hardware,
         "dtypes": [] if backend is None else [d.name for d in DTYPES if d in backend.dtypes],
-        "kernels": len(kernels) - len(pairs),
-        "pairs": len(pairs),
+        "kernels": len(kernels) - len(fused),
+        "fused": len(fused),
         "groups": {} if backend is None else {group: offer(backend, group) for group in groups()},
         "replaced": {row.op: row.distribution for row in overrides() if backend and row.backend == backend.name},
         "capabilities": {

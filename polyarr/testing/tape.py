@@ -102,8 +102,8 @@ def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[int, int]:
     """Return how many buffers the tape keeps for the gradients of these inputs, and the largest number allowed."""
-    pair, watch = backend.kernels.get(op), TrackingBackend(backend)
-    needed = _needs(op, pair, {op.inputs[i] for i in wanted})
+    kernel, watch = backend.kernels.get(op), TrackingBackend(backend)
+    needed = _needs(op, kernel, {op.inputs[i] for i in wanted})
     kept = most = 0
 
     def fn(*given: Any) -> Array:
@@ -122,14 +122,14 @@ def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[
     with use_backend(watch.backend):
         polyarr.value_and_grad(fn, tuple(wanted))(*sample.arrays(watch.backend))
     if watch.declined:
-        raise Lacking(f"the pair of {backend.name} declines this call")
+        raise Lacking(f"the fused kernel of {backend.name} declines this call")
     return kept, most
 
 
-def _needs(op: Op, pair: Any, wanted: set[str]) -> set[str]:
+def _needs(op: Op, kernel: Any, wanted: set[str]) -> set[str]:
     """Return the names of inputs (or "out") that the gradients of the wanted inputs need."""
-    if isinstance(pair, Fused):
-        return {name for one in wanted for name in pair.needs.get(one, op.inputs)}
+    if isinstance(kernel, Fused):
+        return {name for one in wanted for name in kernel.needs.get(one, op.inputs)}
     return {need for name in wanted if op.rules[name][0] for need in op.rules[name][1]}
 
 
@@ -154,19 +154,19 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
 
     For a subset, backward gets only the inputs that the kernels declare as needed.
     """
-    pair = backend.kernels.get(op)
-    if not isinstance(pair, Fused):
+    kernel = backend.kernels.get(op)
+    if not isinstance(kernel, Fused):
         raise Lacking(f"{backend.name} has no Fused kernels for {op.name}: its decomposition runs")
     place, known = label_of(op, backend), set[type]()
 
     def forward(out: Any, *bufs: Any, **params: Any) -> Any:
-        found = pair.forward(out, *bufs, **params)
+        found = kernel.forward(out, *bufs, **params)
         if found is not NotImplemented:
             known.update(map(type, (*_members(bufs), *(found[0] if type(out) is tuple else (found[0],)))))
             _check_saved(place, found[1], known)
         return found
 
-    with use_backend(backend._replace(kernels={**backend.kernels, op: pair._replace(forward=forward)})) as observing:
+    with use_backend(backend._replace(kernels={**backend.kernels, op: kernel._replace(forward=forward)})) as observing:
         args = sample.arrays(observing)
         together = _values(place, gradients_of(op, args, sample))
         for paths in _subsets([path for path, a in tree.items(args) if _carries(a)]):
@@ -211,6 +211,7 @@ def _check_saved(place: str, saved: Any, known: set[type]) -> None:
         return
     if not isinstance(saved, tuple):
         kind = f"{type(saved).__module__}.{type(saved).__qualname__}"
-        raise CheckFailure(f"{place}: the pair saves a {kind}; it must be a tree of tuples, buffers and plain values")
+        due = "it must be a tree of tuples, buffers and plain values"
+        raise CheckFailure(f"{place}: the fused kernel saves a {kind}; {due}")
     for member in saved:
         _check_saved(place, member, known)

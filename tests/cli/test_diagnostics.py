@@ -216,7 +216,7 @@ def test_ops_says_how_each_op_runs(plugin):
     assert "lacking" not in found.stdout
     rows = {row.pop("op"): row for row in json.loads(polyarr("ops", "--json", folder=folder).stdout)}
     assert rows["logsumexp"]["kind"] == "composed"
-    assert rows["logsumexp"]["on"] | {"opencl:0": ""} == {"numpy": "as other ops", "opencl:0": "", "mirror": "pair"}
+    assert rows["logsumexp"]["on"] | {"opencl:0": ""} == {"numpy": "as other ops", "opencl:0": "", "mirror": "fused"}
     assert rows["matrix_product"]["on"]["mirror"] == "kernel (high, medium)"
     del rows["exp"]["on"]
     assert rows["exp"] == {"kind": "primitive", "dtypes": "floating", "class": "function", "float32": 16}

@@ -222,9 +222,9 @@ def with_pair(op: Op, pair: Fused) -> Backend:
 @pytest.mark.parametrize(
     ("saved", "told"),
     [
-        (lambda y: [y], "softmax on numpy: the pair saves a builtins.list; it must be a tree of tuples"),
-        (lambda y: (y, lambda: y), "the pair saves a builtins.function"),
-        (lambda y: {"y": y}, "the pair saves a builtins.dict"),
+        (lambda y: [y], "softmax on numpy: the fused kernel saves a builtins.list; it must be a tree of tuples"),
+        (lambda y: (y, lambda: y), "the fused kernel saves a builtins.function"),
+        (lambda y: {"y": y}, "the fused kernel saves a builtins.dict"),
     ],
 )
 def test_what_is_saved_must_be_a_tree(saved: Any, told: str) -> None:
@@ -274,7 +274,7 @@ def test_rules_of_several_results_that_name_them_hold_to_the_second_order() -> N
         x = numbers(1)[0]
         found = [
             pa.grad(lambda x, op=op: ops.sum(pa.grad(lambda x: ops.sum(ops.square(op(x)[0]) * op(x)[1]))(x) * x))(x)
-            for op in (powers, powers.body)
+            for op in (powers, powers.decomposition)
         ]
     finally:
         OPS.remove(powers)

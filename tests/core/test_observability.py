@@ -45,7 +45,7 @@ def test_a_trace_has_a_line_per_call(backend, traced):
     lines = traced("1")
     where = backend.name
     assert f"multiply float32[2, 3], a Python float -> float32[2, 3]  [{where}: kernel]" in lines
-    body = lines.index(f"mean float32[2, 3], axis=None, keepdims=False -> float32[]  [{where}: body]")
+    body = lines.index(f"mean float32[2, 3], axis=None, keepdims=False -> float32[]  [{where}: decomposition]")
     assert lines[body + 1].startswith("  sum float32[2, 3], axis=")
     way_back = lines[lines.index("gradient") + 1 :]
     assert way_back and all(line.startswith("  ") for line in way_back)
@@ -55,7 +55,7 @@ def test_a_trace_has_a_line_per_call(backend, traced):
             line.startswith("  softmax backward ") and line.endswith(f"[{where}: backward]") for line in way_back
         )
     else:
-        assert f"softmax float32[2, 3], axis=-1 -> float32[2, 3]  [{where}: body]" in lines
+        assert f"softmax float32[2, 3], axis=-1 -> float32[2, 3]  [{where}: decomposition]" in lines
     assert not any("|" in line or "bytes" in line for line in lines)
 
 

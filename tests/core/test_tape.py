@@ -17,7 +17,7 @@ from polyarr.core.op import Op
 from polyarr.testing import Data, Sample
 from polyarr.testing.compare import CheckFailure
 from polyarr.testing.tape import TrackingBackend, check_tape
-from tests.testing.negative_controls import pairs
+from tests.testing.negative_controls import fused_kernels
 from tests.testing.negative_controls.table import with_kernels
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -161,10 +161,10 @@ def test_a_result_that_no_rule_names_is_not_kept(monkeypatch) -> None:
 
 
 def test_an_input_that_backward_does_not_need_is_not_kept(monkeypatch) -> None:
-    pair = pairs.softmax()._replace(needs={"x": ()})
+    pair = fused_kernels.softmax()._replace(needs={"x": ()})
     backend, sample = with_kernels(get_backend("numpy"), {ops.softmax: pair}), Sample((Data((3, 4)),))
     check_tape(ops.softmax, backend, sample)
-    monkeypatch.setattr(record.Pair, "free_unneeded", lambda pair: None)
+    monkeypatch.setattr(record.FusedPull, "free_unneeded", lambda pull: None)
     with pytest.raises(CheckFailure, match="after forward 1 buffers are kept; the gradient of x needs 0 at most"):
         check_tape(ops.softmax, backend, sample)
 

@@ -33,7 +33,7 @@ from tests.helpers.root import ROOT
 
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
-PRIMITIVES = [op for op in OPS if op.body is None and not op.group and op.__module__.startswith("polyarr.")]
+PRIMITIVES = [op for op in OPS if op.decomposition is None and not op.group and op.__module__.startswith("polyarr.")]
 BACKENDS = {"tiny": "polyarr-tiny", "template": "polyarr-template", "torch": "polyarr-torch"}
 CASES = cases(USUAL_LEVEL)
 
@@ -340,8 +340,8 @@ def test_the_pages_list_of_primitives_is_that_of_the_ops():
     assert rows_of("primitives") == sorted(map(row_of, PRIMITIVES))
     for group in groups():
         found = [op for op in OPS if op.group == group and op.__module__.startswith("polyarr.")]
-        assert rows_of(group) == sorted(row_of(op) for op in found if op.body is None)
-        kernels = "any of " + ", ".join(f"`{op.name}`" for op in found if op.body is not None)
+        assert rows_of(group) == sorted(row_of(op) for op in found if op.decomposition is None)
+        kernels = "any of " + ", ".join(f"`{op.name}`" for op in found if op.decomposition is not None)
         assert kernels in " ".join(PAGE.read_text().split())
 
 

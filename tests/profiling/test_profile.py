@@ -13,7 +13,7 @@ from polyarr import plugins
 from polyarr.autograd import transforms
 from polyarr.core import watch
 from polyarr.core.op import Op
-from polyarr.core.record import Pair
+from polyarr.core.record import FusedPull
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Account, Timed, account_of, kernels, ops
 from tests.helpers.opencl_modules import opencl_modules
@@ -34,7 +34,7 @@ def layers():
 
 def assert_nobody_is_asked():
     assert [getattr(owner, name) for owner, name, _, _ in watch.REPLACED] == [row[2] for row in watch.REPLACED]
-    assert {(Op, "_run"), (Pair, "__call__"), (transforms, "_backward")} < {row[:2] for row in watch.REPLACED}
+    assert {(Op, "_run"), (FusedPull, "__call__"), (transforms, "_backward")} < {row[:2] for row in watch.REPLACED}
 
 
 def test_every_call_and_its_gradient_has_a_row(backend, layers):
@@ -45,7 +45,7 @@ def test_every_call_and_its_gradient_has_a_row(backend, layers):
         within = pa.value_and_grad(fn)(w)
     assert_nobody_is_asked()
     assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(without, within, strict=True)] == [True, True]
-    rows, composed = names(p.ops()), names(p.bodies())
+    rows, composed = names(p.ops()), names(p.decompositions())
     if pa.layer_norm in backend.kernels:
         assert {"linear", "linear backward", "layer_norm", "layer_norm backward"} <= rows.keys()
         assert not {"linear", "layer_norm"} & composed.keys()
@@ -82,7 +82,7 @@ def test_a_compiled_function_is_seen_as_it_runs(backend):
     assert pa.layer_norm not in backend.kernels or "layer_norm" in ran
     assert all(row.launches and row.calls for row in rows if row.name.endswith(where))
     assert backend.observing is None or sum(row.launches for row in rows) == sum(row.launches for row in p.kernels())
-    assert backend.observing is None or [row.name for row in p.bodies()] == ["loss"]
+    assert backend.observing is None or [row.name for row in p.decompositions()] == ["loss"]
     again = compiled(w, x, 4.0)  # not by the queue that noted times
     assert [np.array_equal(a.numpy(), b.numpy()) for a, b in zip(due, again, strict=True)] == [True, True]
 
@@ -131,7 +131,7 @@ def test_the_ops_of_a_body_are_beneath_it(backend):
     with pa.profile() as p:
         pa.std(x)
     (outermost,) = [call for call in p.calls if call.outer is None]
-    assert (outermost.name, outermost.part) == ("std", "body")
+    assert (outermost.name, outermost.part) == ("std", "decomposition")
     assert {call.name for call in p.calls if call.outer is outermost} == {"var", "sqrt"}
 
 
@@ -140,7 +140,7 @@ def test_a_gradient_through_a_decomposition_is_seen(backend):
     x = pa.asarray([0.5, -1.0, 2.0])
     with pa.profile() as p:
         pa.grad(lambda x: pa.sum(pa.grad(lambda x: pa.sum(pa.softmax(x) * x))(x)))(x)
-    assert any(call.op is pa.softmax and call.part == "body" and call.within("walk") for call in p.calls) == (
+    assert any(call.op is pa.softmax and call.part == "decomposition" and call.within("walk") for call in p.calls) == (
         pa.softmax in backend.kernels
     )
 
@@ -191,7 +191,7 @@ def test_threads_are_seen_and_kept_apart(backend):
             thread.start()
         for thread in threads:
             thread.join()
-    assert names(p.bodies())["std"].calls == 60
+    assert names(p.decompositions())["std"].calls == 60
     assert all(call.outer is None or call.outer.thread is call.thread for call in p.calls)
     named = {e["args"]["name"] for e in trace_of(p.calls, p.launches, p.blocks)["traceEvents"] if e["ph"] == "M"}
     assert {"worker 0", "worker 1", "worker 2"} <= named
@@ -329,7 +329,8 @@ def test_the_saved_trace_is_in_chromes_format(backend, layers, tmp_path):
     assert len([e for e in spans if e["pid"] > 1]) == len(p.launches) > 0
     block = sum(ended - began for began, ended in p.blocks) * 1e6
     assert all(-1e3 < e["ts"] and e["ts"] + e["dur"] < block + 1e3 for e in spans), "one clock for host and device"
-    kernel = next(e for e in spans if e["name"] in ("layer_norm", "subtract") and e["pid"] == 1 and e["cat"] != "body")
+    found = (e for e in spans if e["name"] in ("layer_norm", "subtract") and e["pid"] == 1)
+    kernel = next(e for e in found if e["cat"] != "decomposition")
     assert kernel["args"]["bytes"] > 0 and "float32[3, 4]" in kernel["args"]["inputs"]
 
 
@@ -418,4 +419,4 @@ def test_overridden_fused_kernels_are_timed_as_a_whole(backend):
         with pa.profile() as p:
             pa.softmax(x)
     (call,) = [c for c in p.calls if c.op is pa.softmax]
-    assert call.part == "body" and "softmax" in names(p.bodies()) and "softmax" not in names(p.ops())
+    assert call.part == "decomposition" and "softmax" in names(p.decompositions()) and "softmax" not in names(p.ops())

@@ -151,7 +151,7 @@ def test_a_backend_that_is_right_holds(kit, tmp_path):
     assert backend["covered"]["float32"][0] >= 2**16 and backend["covered"]["float32"][2] > 1e38
     told = r"^  covered  float32 up to [\d,]{6,} elements, values of 1\.4e-45 to 3\.4e\+38$"
     assert re.search(told, found.stdout, re.MULTILINE)
-    assert read.cells("logsumexp")["pair"] == SYMBOLS["skipped"]
+    assert read.cells("logsumexp")["fused"] == SYMBOLS["skipped"]
     assert "good has no Fused kernels for logsumexp: its decomposition runs" in read.titles
 
 

@@ -22,13 +22,13 @@ from tests.testing.negative_controls import (  # they fill the table
     endurance,  # noqa: F401
     extremes,  # noqa: F401
     fields,
+    fused_kernels,
     gradients,  # noqa: F401
     indices,  # noqa: F401
     matrices,  # noqa: F401
     moving,  # noqa: F401
     norms,  # noqa: F401
     on_opencl,  # noqa: F401
-    pairs,
     precisions,
     programs,  # noqa: F401
     side_effects,  # noqa: F401
@@ -42,7 +42,7 @@ from tests.testing.negative_controls.table import FAULTS, with_kernels
 pytestmark = pytest.mark.imports_only
 
 CASES = {case.name: case for case in cases()}
-NAMES = {op.name for op in pairs.PAIRS}
+NAMES = {op.name for op in fused_kernels.FUSED}
 OF_PAIRS = [c.name for c in CASES.values() if c.subject in NAMES and c.level not in ("huge", "endurance")]
 
 
@@ -55,7 +55,7 @@ def good(name):
         return precisions.telling(checks.reference())
     if name == "reporting":
         return fields.noting()(fields.metered()(checks.reference()))
-    return with_kernels(checks.reference(), pairs.PAIRS if name == "pairs" else {})
+    return with_kernels(checks.reference(), fused_kernels.FUSED if name == "fused" else {})
 
 
 def verdict(name, backend):
@@ -86,12 +86,12 @@ def planted(*places, slow=False):
     return pytest.mark.parametrize(("fault", "name"), [pytest.param(*p, id=f"{p[0].name}: {p[1]}") for p in each])
 
 
-@planted("numpy", "pairs", "telling", "reporting")
+@planted("numpy", "fused", "telling", "reporting")
 def test_a_planted_fault_is_caught(fault, name):
     caught(fault, name)
 
 
-@planted("numpy", "pairs", "telling", slow=True)
+@planted("numpy", "fused", "telling", slow=True)
 def test_a_fault_that_takes_huge_calls_is_caught(fault, name, pytestconfig):
     """Each takes seconds: these run with --polyarr-level=huge."""
     if pytestconfig.getoption("polyarr_level") != "huge":
@@ -141,7 +141,7 @@ def typed(snippet, backend):
 
 @pytest.mark.parametrize("name", OF_PAIRS)
 def test_the_fused_kernels_without_faults_pass(name):
-    hold(name, "pairs")
+    hold(name, "fused")
 
 
 def test_there_are_many_faults():
@@ -155,7 +155,7 @@ def test_many_faults_at_once_do_not_hide_each_other():
     classes = {"large", "numbers", "indices", "alias", "lasting", "caches", "threads"}
     found = [f for f in FAULTS if f.good != "opencl" and all(CASES[name].check in classes for name in f.caught)]
     assert len(found) >= 100
-    backend = functools.reduce(lambda planted, fault: fault.plant(planted), found, good("pairs"))
+    backend = functools.reduce(lambda planted, fault: fault.plant(planted), found, good("fused"))
     names = {name for fault in found for name in fault.caught if CASES[name].check != "large"}
     missed = [name for name in sorted(names) if verdict(name, backend) == (None, None)]
     assert not missed

@@ -29,13 +29,13 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
                     "order": ["sum"]}  # fmt: skip
     backend = {
         "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "hardware": "<d>", "dtypes": ["bool"],
-        "kernels": 1, "pairs": 0, "groups": {"linalg": "in part"}, "replaced": {"exp": "other 2"},
+        "kernels": 1, "fused": 0, "groups": {"linalg": "in part"}, "replaced": {"exp": "other 2"},
         "capabilities": capabilities, "complete": False, "exceptions": ["1 known <failure>"],
         "covered": {"int8": [1234567, 1, 127]}, "causes": [{"op": "exp", "cases": [], "told": "2 failures, all <exp>"}],
         "counts": counts, "results": results,
     }  # fmt: skip
     report = {
-        "schema": 3, "when": "2026-01-01T00:00:00+00:00", "polyarr": "1", "verdict": "failed", "level": "core",
+        "schema": 4, "when": "2026-01-01T00:00:00+00:00", "polyarr": "1", "verdict": "failed", "level": "core",
         "cases": 9, "effort": {"examples": 1, "seed": 0, "thorough": False}, "backends": [backend],
         "versions": dict.fromkeys(("python", "platform", "numpy", "ml_dtypes", "hypothesis", "pytest"), "1"),
     }  # fmt: skip
@@ -52,15 +52,16 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
 
 def test_reasons_are_grouped_but_for_the_name_of_the_op():
     """The most frequent reason comes first."""
-    reasons = {"exp": "no pair for exp: its body runs", "expm1": "no pair for expm1: its body runs", "add": "no float"}
+    lacking = "no fused kernel for {}: its decomposition runs"
+    reasons = {"exp": lacking.format("exp"), "expm1": lacking.format("expm1"), "add": "no float"}
     results = [
-        {"check": "pair", "subject": op, "outcome": "skipped", "reason": reason}
+        {"check": "fused", "subject": op, "outcome": "skipped", "reason": reason}
         for op, reason in {"sum": "no float64", **reasons}.items()
     ]
     assert grouped(results, "skipped") == {
-        "no pair for ...: its body runs": ["pair-exp", "pair-expm1"],
-        "no float64": ["pair-sum"],
-        "no float": ["pair-add"],
+        "no fused kernel for ...: its decomposition runs": ["fused-exp", "fused-expm1"],
+        "no float64": ["fused-sum"],
+        "no float": ["fused-add"],
     }
     assert grouped(results, "failed") == {}
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.testing import naive
-from tests.testing.negative_controls.pairs import fused
+from tests.testing.negative_controls.fused_kernels import fused
 from tests.testing.negative_controls.table import differs, kernels
 
 PRODUCTS = (ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient)

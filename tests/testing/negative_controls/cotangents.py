@@ -3,19 +3,19 @@
 import numpy as np
 
 from polyarr import ops
-from tests.testing.negative_controls import pairs
+from tests.testing.negative_controls import fused_kernels
 from tests.testing.negative_controls.table import differs, kernels
 
 
 def plant(op, name, caught, change):
     """Enter a fault: change(pull, g, wanted) returns the gradients; pull(g) returns the correct ones as a list."""
-    pair = pairs.PAIRS[op]
+    fused = fused_kernels.FUSED[op]
 
     def backward(g, saved, *bufs, wanted, **params):
-        pull = lambda g: list(pair.backward(g, saved, *bufs, wanted=wanted, **params))
+        pull = lambda g: list(fused.backward(g, saved, *bufs, wanted=wanted, **params))
         return tuple(change(pull, g, wanted))
 
-    kernels("pairs", caught, {op: pair._replace(backward=backward)}, f"{op.name}: {name}")
+    kernels("fused", caught, {op: fused._replace(backward=backward)}, f"{op.name}: {name}")
 
 
 def lost(op, cotangent, gradient):

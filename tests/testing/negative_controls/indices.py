@@ -93,23 +93,23 @@ def scattered_along(out, x, indices, updates, *, axis):
 own(ops.scatter_add_along_axis, "scatter_add_along_axis: what is out of range is left out", scattered_along)
 
 
-def lenient(pair):
+def lenient(fused):
     """Treat a target that is no class as the last class."""
 
     def inside(targets, classes, ignored):
         return np.where((targets >= classes) & (targets != ignored), classes - 1, targets)
 
     def forward(out, logits, targets, **params):
-        return pair.forward(out, logits, inside(targets, logits.shape[-1], params["ignore_index"]), **params)
+        return fused.forward(out, logits, inside(targets, logits.shape[-1], params["ignore_index"]), **params)
 
     def backward(g, saved, logits, targets, **params):
-        return pair.backward(g, saved, logits, inside(targets, logits.shape[-1], params["ignore_index"]), **params)
+        return fused.backward(g, saved, logits, inside(targets, logits.shape[-1], params["ignore_index"]), **params)
 
     return Fused(forward, backward)
 
 
 wrapping(
-    "pairs",
+    "fused",
     ops.cross_entropy,
     "cross_entropy: a target beyond the classes is the last one",
     {"indices-cross_entropy": rf"cross_entropy on numpy: targets .*{GAVE}"},

@@ -3,30 +3,34 @@
 import numpy as np
 
 from polyarr import ops
-from tests.testing.negative_controls import pairs
+from tests.testing.negative_controls import fused_kernels
+from tests.testing.negative_controls.fused_kernels import image_norm, over_the_batch, over_the_group
 from tests.testing.negative_controls.gradients import plant
-from tests.testing.negative_controls.pairs import image_norm, over_the_batch, over_the_group
 from tests.testing.negative_controls.table import differs
 
 
 def interleaved(x, groups):
     """Group channels that are not neighbors."""
-    return np.swapaxes(pairs.split(x, x.shape[-1] // groups), 1, 2)
+    return np.swapaxes(fused_kernels.split(x, x.shape[-1] // groups), 1, 2)
 
 
 def interleaved_back(parts, shape):
-    return pairs.joined(np.swapaxes(parts, 1, 2), shape)
+    return fused_kernels.joined(np.swapaxes(parts, 1, 2), shape)
 
 
 def over_the_places(parts):
     return (3,)
 
 
-def planted(name, op, pair, *cases):
-    plant(f"{op.name}: {name}", {op: pair}, *(f"{case}-{op.name}" if isinstance(case, str) else case for case in cases))
+def planted(name, op, fused, *cases):
+    named = (f"{case}-{op.name}" if isinstance(case, str) else case for case in cases)
+    plant(f"{op.name}: {name}", {op: fused}, *named)
 
 
-SHOWN = (("forward-batch_norm", differs("(the result|result 0)")), ("pair-batch_norm", differs("the pair's result")))
+SHOWN = (
+    ("forward-batch_norm", differs("(the result|result 0)")),
+    ("fused-batch_norm", differs("the fused kernel's result")),
+)
 ALL = {"moments": True}
 planted("statistics of each sample", ops.batch_norm, image_norm(over_the_places, **ALL), *SHOWN)
 planted("statistics of the batch at each place", ops.batch_norm, image_norm(lambda parts: (0,), **ALL), *SHOWN)
@@ -35,15 +39,15 @@ planted("the variance divides by n - 1", ops.batch_norm, image_norm(over_the_bat
 for _moment, _axis in (("mean", 1), ("variance", 2)):
     planted(
         f"the {_moment} has no slope", ops.batch_norm, image_norm(over_the_batch, **ALL, **{f"of_{_moment}": 0}),
-        ("backward-batch_norm", differs("d/dx")), ("pair-batch_norm", differs("the pair's d/dx")),
+        ("backward-batch_norm", differs("d/dx")), ("fused-batch_norm", differs("the fused kernel's d/dx")),
     )  # fmt: skip
 planted(
     "groups mixed",
     ops.group_norm,
     image_norm(over_the_group, split=interleaved, joined=interleaved_back),
     "forward",
-    "pair",
+    "fused",
 )
-planted("statistics of the whole batch", ops.group_norm, image_norm(over_the_batch), "forward", "pair")
-planted("statistics of each channel", ops.group_norm, image_norm(over_the_places), "forward", "pair")
-planted("statistics of the whole batch", ops.instance_norm, image_norm(over_the_batch), "forward", "pair")
+planted("statistics of the whole batch", ops.group_norm, image_norm(over_the_batch), "forward", "fused")
+planted("statistics of each channel", ops.group_norm, image_norm(over_the_places), "forward", "fused")
+planted("statistics of the whole batch", ops.instance_norm, image_norm(over_the_batch), "forward", "fused")

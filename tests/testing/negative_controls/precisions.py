@@ -9,7 +9,7 @@ import numpy as np
 from polyarr import ops
 from polyarr.backends.numpy.table import KERNELS
 from polyarr.core.backend import Backend, Fused
-from tests.testing.negative_controls.pairs import PAIRS
+from tests.testing.negative_controls.fused_kernels import FUSED
 from tests.testing.negative_controls.table import differs, fault, with_kernels
 
 Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -106,43 +106,43 @@ def misread(x: np.ndarray, weight: Any) -> Any:
     return weight if weight is None or weight.dtype == x.dtype else weight.view(x.dtype)[: len(weight)]
 
 
-def reading(pair: Fused, first: int) -> Fused:
+def reading(fused: Fused, first: int) -> Fused:
     """Return Fused kernels whose forward reinterprets every input from `first` on in x's dtype."""
 
     def forward(out: Any, x: Any, *others: Any, **params: Any) -> Any:
         weights = [misread(x, a) if i >= first else a for i, a in enumerate(others, 1)]
-        return pair.forward(out, x, *weights, **params)
+        return fused.forward(out, x, *weights, **params)
 
-    return pair._replace(forward=forward)
+    return fused._replace(forward=forward)
 
 
-@fault("pairs", {"bfloat16-layer_norm": differs(dtype="bfloat16"), "float16-rms_norm": differs(dtype="float16")})
+@fault("fused", {"bfloat16-layer_norm": differs(dtype="bfloat16"), "float16-rms_norm": differs(dtype="float16")})
 def a_norm_takes_every_weight_for_one_of_its_dtype(backend: Backend) -> Backend:
-    return with_kernels(backend, {op: reading(PAIRS[op], 1) for op in (ops.layer_norm, ops.rms_norm)})
+    return with_kernels(backend, {op: reading(FUSED[op], 1) for op in (ops.layer_norm, ops.rms_norm)})
 
 
-@fault("pairs", {"bfloat16-linear": differs(dtype="bfloat16")})
+@fault("fused", {"bfloat16-linear": differs(dtype="bfloat16")})
 def a_linear_layer_takes_every_bias_for_one_of_its_dtype(backend: Backend) -> Backend:
-    return with_kernels(backend, {ops.linear: reading(PAIRS[ops.linear], 2)})
+    return with_kernels(backend, {ops.linear: reading(FUSED[ops.linear], 2)})
 
 
-@fault("pairs", {"bfloat16-cross_entropy": differs(dtype="float32"), "float16-cross_entropy": differs(dtype="float32")})
+@fault("fused", {"bfloat16-cross_entropy": differs(dtype="float32"), "float16-cross_entropy": differs(dtype="float32")})
 def a_loss_is_rounded_to_the_dtype_of_the_logits(backend: Backend) -> Backend:
-    pair = PAIRS[ops.cross_entropy]
+    fused = FUSED[ops.cross_entropy]
 
     def forward(out: Any, logits: Any, *others: Any, **params: Any) -> Any:
-        loss, saved = pair.forward(out, logits, *others, **params)
+        loss, saved = fused.forward(out, logits, *others, **params)
         return loss.astype(logits.dtype).astype(out.dtype), saved
 
-    return with_kernels(backend, {ops.cross_entropy: pair._replace(forward=forward)})
+    return with_kernels(backend, {ops.cross_entropy: fused._replace(forward=forward)})
 
 
 @fault("numpy", {"bfloat16-layer_norm": r"the result came as float32\[.*\]; it must be bfloat16\["})
 def a_norm_has_the_dtype_of_its_weight(backend: Backend) -> Backend:
-    pair = PAIRS[ops.layer_norm]
+    fused = FUSED[ops.layer_norm]
 
     def forward(out: Any, x: Any, weight: Any, bias: Any, **params: Any) -> Any:
-        y, saved = pair.forward(out, x, weight, bias, **params)
+        y, saved = fused.forward(out, x, weight, bias, **params)
         return (y if weight is None else y.astype(np.promote_types(x.dtype, weight.dtype))), saved
 
-    return with_kernels(backend, {ops.layer_norm: pair._replace(forward=forward)})
+    return with_kernels(backend, {ops.layer_norm: fused._replace(forward=forward)})

@@ -16,7 +16,7 @@ from polyarr.capture.run import runner
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.program import Fusion, Kind
 from polyarr.core.spec import NARROW, Spec, float32, int64
-from tests.testing.negative_controls import pairs
+from tests.testing.negative_controls import fused_kernels
 from tests.testing.negative_controls.table import differs, fault, with_kernels
 
 
@@ -39,17 +39,17 @@ def an_input_is_overwritten(backend):
     return with_kernels(backend, {ops.negative: kernel})
 
 
-@fault("pairs", {"purity-layer_norm": "its gradient changed the input x"})
+@fault("fused", {"purity-layer_norm": "its gradient changed the input x"})
 def a_gradient_overwrites_an_input(backend):
-    pair = pairs.PAIRS[ops.layer_norm]
+    fused = fused_kernels.FUSED[ops.layer_norm]
 
     def backward(g, saved, x, *rest, **params):
-        found = pair.backward(g, saved, x, *rest, **params)
+        found = fused.backward(g, saved, x, *rest, **params)
         if x.flags.writeable:
             x[...] = found[0]
         return found
 
-    return with_kernels(backend, {ops.layer_norm: pair._replace(backward=backward)})
+    return with_kernels(backend, {ops.layer_norm: fused._replace(backward=backward)})
 
 
 @fault("numpy", {"bounds-exp": "memory beside the elements of an input was changed"})
@@ -82,15 +82,15 @@ def results_are_kept(backend):
     return changing(ops.exp, change)(backend)
 
 
-@fault("pairs", {"memory-rms_norm": "the buffer of d/dx lives on when nobody holds it"})
+@fault("fused", {"memory-rms_norm": "the buffer of d/dx lives on when nobody holds it"})
 def gradients_are_kept(backend):
-    pair, kept = pairs.PAIRS[ops.rms_norm], []
+    fused, kept = fused_kernels.FUSED[ops.rms_norm], []
 
     def backward(*args, **params):
-        kept.append(pair.backward(*args, **params))
+        kept.append(fused.backward(*args, **params))
         return kept[-1]
 
-    return with_kernels(backend, {ops.rms_norm: pair._replace(backward=backward)})
+    return with_kernels(backend, {ops.rms_norm: fused._replace(backward=backward)})
 
 
 @fault("numpy", {"backend-copies": r"numpy: bool\[\d+\] comes back from an upload as other bytes"})
@@ -166,16 +166,16 @@ def some_results_differ(backend):
 THREADS = {"backend-threads": r"numpy: thread \d+ of 16 computed other bits than it does alone"}
 
 
-@fault("pairs", THREADS)
+@fault("fused", THREADS)
 def threads_share_what_is_saved(backend):
-    pair, place = pairs.PAIRS[ops.layer_norm], {}
+    fused, place = fused_kernels.FUSED[ops.layer_norm], {}
 
     def forward(out, x, *rest, **params):
         place["x"] = x
         time.sleep(1e-3)  # the others get their turn
-        return pair.forward(out, place["x"], *rest, **params)
+        return fused.forward(out, place["x"], *rest, **params)
 
-    return with_kernels(backend, {ops.layer_norm: pair._replace(forward=forward)})
+    return with_kernels(backend, {ops.layer_norm: fused._replace(forward=forward)})
 
 
 @fault("numpy", THREADS)

@@ -203,22 +203,22 @@ spoilt(
     PRODUCT,
 )
 
-# ---- pairs -------------------------------------------------------------------------------------------------------
+# ---- fused kernels ---------------------------------------------------------------------------------------------------
 
 
 def paired(op, name, when, caught, forward=None, backward=None):
     """Return Fused kernels that spoil the result or the gradients if when(*bufs, **params) holds."""
 
-    def change(pair):
+    def change(fused):
         def run(out, *bufs, **params):
-            found, saved = pair.forward(out, *bufs, **params)
+            found, saved = fused.forward(out, *bufs, **params)
             if forward and when(*bufs, **params):
                 found = np.array(found)
                 forward(found, *bufs)
             return found, saved
 
         def pull(g, saved, *bufs, wanted, **params):
-            grads = pair.backward(g, saved, *bufs, wanted=wanted, **params)
+            grads = fused.backward(g, saved, *bufs, wanted=wanted, **params)
             if backward and when(*bufs, **params):
                 grads = tuple(d if d is None else np.array(d) for d in grads)
                 backward(grads, g, *bufs)
@@ -226,7 +226,7 @@ def paired(op, name, when, caught, forward=None, backward=None):
 
         return Fused(run, pull)
 
-    wrapping("pairs", op, name, caught, change)
+    wrapping("fused", op, name, caught, change)
 
 
 def large(op, what="the result"):
@@ -314,14 +314,14 @@ def stepping(name, change):
         sound = backend.without_fused()._replace(
             kernels={op: k for op, k in backend.kernels.items() if op is not ops.adamw}
         )
-        before = backend.kernels.get(ops.adamw) or of_the_body(ops.adamw, sound)
+        before = backend.kernels.get(ops.adamw) or of_decomposition(ops.adamw, sound)
         return with_kernels(backend, {ops.adamw: lambda out, *args, **params: change(before, out, args, params)})
 
     plant.__name__ = name
     fault("numpy", {"large-adamw": differs(r"result \d+")})(plant)
 
 
-def of_the_body(op, backend):
+def of_decomposition(op, backend):
     """Return a kernel that runs the op's decomposition on another backend."""
     from polyarr.core.array import from_numpy
     from polyarr.core.current import use_backend

@@ -54,18 +54,18 @@ for _op, _count in (
     )
 
 
-def gradient_in_a_ring(pair):
+def gradient_in_a_ring(fused):
     ring = in_a_ring(16)(lambda out, d: d)
-    return pair._replace(
+    return fused._replace(
         backward=lambda *args, **params: (
-            ring(None, pair.backward(*args, **params)[0]),
-            *pair.backward(*args, **params)[1:],
+            ring(None, fused.backward(*args, **params)[0]),
+            *fused.backward(*args, **params)[1:],
         )
     )
 
 
 wrapping(
-    "pairs",
+    "fused",
     ops.rms_norm,
     "rms_norm: 16 buffers for gradients take turns",
     {"lasting-rms_norm": LASTING.format(what="d/dx")},
@@ -91,7 +91,7 @@ def remembering(key, *forgotten):
 
 
 def remembering_pair(*forgotten):
-    def change(pair):
+    def change(fused):
         first = {}
 
         def known(bufs, params):
@@ -100,8 +100,8 @@ def remembering_pair(*forgotten):
             return {**params, **{name: before[name] for name in forgotten}}
 
         return Fused(
-            lambda out, *bufs, **params: pair.forward(out, *bufs, **known(bufs, params)),
-            lambda g, saved, *bufs, **params: pair.backward(g, saved, *bufs, **known(bufs, params)),
+            lambda out, *bufs, **params: fused.forward(out, *bufs, **known(bufs, params)),
+            lambda g, saved, *bufs, **params: fused.backward(g, saved, *bufs, **known(bufs, params)),
         )
 
     return change
@@ -185,7 +185,7 @@ for _op, _forgotten in (
     (ops.cross_entropy, "label_smoothing"),
 ):
     wrapping(
-        "pairs",
+        "fused",
         _op,
         f"{_op.name}: what is kept knows no {_forgotten}",
         {f"caches-{_op.name}": differs(r"(the result|d/d\w+)")},
@@ -237,45 +237,45 @@ for _op in (ops.remainder, ops.erf, ops.nextafter):
         at_home_only,
     )
 
-# ---- what a pair saves -------------------------------------------------------------------------------------------
+# ---- what a fused kernel saves ---------------------------------------------------------------------------------------
 
-TWICE = "pulled for the second time, the pair's "
+TWICE = "pulled for the second time, the fused kernel's "
 
 
 def spending(change):
     """Compute the gradient in the saved buffers: change(saved) after each pull."""
 
-    def wrap(pair):
+    def wrap(fused):
         def backward(g, saved, *bufs, **params):
-            found = pair.backward(g, saved, *bufs, **params)
+            found = fused.backward(g, saved, *bufs, **params)
             change(saved)
             return found
 
-        return pair._replace(backward=backward)
+        return fused._replace(backward=backward)
 
     return wrap
 
 
-def of_kept(pair):
+def of_kept(fused):
     """Save into a list that the gradient empties."""
 
     def forward(out, *bufs, **params):
-        found, saved = pair.forward(out, *bufs, **params)
+        found, saved = fused.forward(out, *bufs, **params)
         return found, [saved]
 
-    return Fused(forward, lambda g, saved, *bufs, **params: pair.backward(g, saved.pop(), *bufs, **params))
+    return Fused(forward, lambda g, saved, *bufs, **params: fused.backward(g, saved.pop(), *bufs, **params))
 
 
-def keeping(pair):
+def keeping(fused):
     """Keep saved buffers for ever."""
     kept = []
 
     def forward(out, *bufs, **params):
-        found, saved = pair.forward(out, *bufs, **params)
+        found, saved = fused.forward(out, *bufs, **params)
         kept.append(saved)
         return found, saved
 
-    return pair._replace(forward=forward)
+    return fused._replace(forward=forward)
 
 
 for _op, _change in (
@@ -285,25 +285,25 @@ for _op, _change in (
     (ops.dropout, lambda saved: saved.__imul__(2)),
 ):
     wrapping(
-        "pairs",
+        "fused",
         _op,
         f"{_op.name}: the gradient is worked out in what was saved",
-        {f"pair-{_op.name}": differs(TWICE + r"d/d\w+")},
+        {f"fused-{_op.name}": differs(TWICE + r"d/d\w+")},
         spending(_change),
     )
 wrapping(
-    "pairs",
+    "fused",
     ops.rms_norm,
     "rms_norm: the gradient takes what was saved away",
-    {"pair-rms_norm": "IndexError: pop from empty list"},
+    {"fused-rms_norm": "IndexError: pop from empty list"},
     of_kept,
 )
 for _op in (ops.layer_norm, ops.dropout):
     wrapping(
-        "pairs",
+        "fused",
         _op,
         f"{_op.name}: what was saved is kept for ever",
-        {f"memory-{_op.name}": "the buffer of what the pair saved lives on when nobody holds it"},
+        {f"memory-{_op.name}": "the buffer of what the fused kernel saved lives on when nobody holds it"},
         keeping,
     )
 

@@ -20,7 +20,7 @@ class Fault(NamedTuple):
 
     Attributes:
         name: Name of the fault.
-        good: Backend that it is planted in: "numpy", "pairs" (NumPy with pairs.PAIRS), "telling" (with
+        good: Backend that it is planted in: "numpy", "fused" (NumPy with fused_kernels.FUSED), "telling" (with
             precisions.telling), "reporting" (with the memory report and launches of fields) or "opencl".
         plant: Maps the good backend to the faulty one.
         caught: Cases that must catch it, with a regular expression for each message.

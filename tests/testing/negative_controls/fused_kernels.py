@@ -301,7 +301,7 @@ def dropout(keeps=keeps):
     return fused(forward, lambda g, factor, x, key, counter, *, rate: (np.where(factor == 0, 0, g * factor),))
 
 
-PAIRS = {
+FUSED = {
     ops.layer_norm: layer_norm(),
     ops.rms_norm: rms_norm(),
     ops.batch_norm: image_norm(over_the_batch, moments=True),
