@@ -13,7 +13,7 @@ NARROW = Choices(dtypes=("bfloat16", "float16"), sizes=(8, 64, 104))
 IN_PARTS = Choices(dtypes=("float32",), sizes=(40, 64))
 
 
-def test_the_body_is_as_near_as_the_bounds() -> None:
+def test_the_decomposition_is_as_near_as_the_bounds() -> None:
     with pa.use_backend("numpy"):
         for seed in range(40):
             problem = draw(seed, ANY)
