@@ -37,8 +37,8 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "gradient": {float16: 32, bfloat16: 32, float32: 800, float64: 1e6},
 }
 ROUNDED = 0.505  # half an ulp, and a margin for the error of float32 before rounding
-# Tolerances of float32 products in addition to the class "reduction", as a multiple of |x| @ |y|. "high" is the product
-# of two bfloat16 terms each without that of the low terms, which is off by at most half of this.
+# Tolerances of float32 products in addition to the class "reduction", as a multiple of |x| @ |y|. "high" has two
+# bfloat16 terms per operand and leaves out the product of the low terms: its error is at most half of this.
 PRECISIONS = {"highest": 0.0, "high": 2.0**-14, "medium": 2.0**-7}
 # Lower bounds of the magnitude of a result and of a gradient: below them, tolerances are absolute.
 FLOOR, GRADIENT_FLOOR = 0.01, 0.1

@@ -46,7 +46,7 @@ def of_short(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def of_terms(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the product with precision "high": of two bfloat16 terms each, without that of the low terms."""
+    """Return the product with precision "high": two bfloat16 terms per operand, without low @ low."""
     a, c = short(x), short(y)
     return a @ c + a @ short(y - c) + short(x - a) @ c
 
