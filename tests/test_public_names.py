@@ -59,8 +59,13 @@ def home_of(value: object) -> str:
     return home.partition(".")[0]
 
 
-@pytest.mark.parametrize(("module", "old", "new"), [("ops", "full", "fill"), ("ops", "arange", "iota"),
-                                                     ("training", "evaluate", "evaluation_loss")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("ops", "full", "fill"), ("ops", "arange", "iota"), ("training", "evaluate", "evaluation_loss"),
+        ("testing.checks", "check_fused_pair", "check_fused"),
+    ],
+)  # fmt: skip
 def test_an_old_name_warns(module, old, new):
     home = importlib.import_module(f"polyarr.{module}")
     with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):

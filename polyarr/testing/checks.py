@@ -27,6 +27,7 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
+from polyarr.core.names import renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, Spec, float32, float64
 from polyarr.testing import covered
@@ -592,3 +593,7 @@ def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value:
 
 def _moves(a: Any) -> bool:
     return isinstance(a, np.ndarray) and a.dtype.kind == "f"
+
+
+def __getattr__(name: str) -> Any:
+    return globals()[renamed(__name__, name, {"check_fused_pair": "check_fused"})]
