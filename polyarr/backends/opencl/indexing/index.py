@@ -1,6 +1,7 @@
 """Gather and scatter along an axis: take, take_along_axis, scatter, scatter_add."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -21,15 +22,18 @@ INT32 = np.dtype("int32")
 Place = tuple[int, int, int]
 
 
-def tiles(shape: Place) -> Iterator[tuple[Place, Place]]:
-    """Yield (begin, shape) of contiguous parts of a row-major array, of at most MAX_TILE words each."""
-    axis = next(i for i in range(3) if prod(shape[i + 1 :]) <= MAX_TILE)
+@lru_cache(maxsize=256)
+def tiles(shape: Place, most: int) -> tuple[tuple[Place, Place], ...]:
+    """Return (begin, shape) of contiguous parts of a row-major array, of at most `most` words each."""
+    axis = next(i for i in range(3) if prod(shape[i + 1 :]) <= most)
     inner = shape[axis + 1 :]
-    step = MAX_TILE // max(1, prod(inner))
+    step = most // max(1, prod(inner))
+    found = []
     for before in product(*map(range, shape[:axis])):
         for at in range(0, shape[axis], step):
             begin, part = (*before, at, *[0] * len(inner)), (*[1] * axis, min(step, shape[axis] - at), *inner)
-            yield begin, part  # type: ignore[misc]
+            found.append((begin, part))
+    return tuple(found)  # type: ignore[arg-type]
 
 
 def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
@@ -47,7 +51,7 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
         items, group, span = device.geometry.items(outer * count, max(1, device.geometry.span * word // row))
         program.take_rows(items, group, *args, count, words, outer * count, span)
         return result
-    for (o, p, w), part in tiles((outer, count, words)):
+    for (o, p, w), part in tiles((outer, count, words), MAX_TILE):
         items, group, _ = device.geometry.items(prod(part))
         first = (o * n * words + w, p, (o * count + p) * words + w)
         program.take_words(items, group, *args, words, *part[1:], prod(part), *first)
@@ -61,7 +65,7 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
     x = dense(device, broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
     indices, result = dense(device, broadcast(indices, out.shape)), device.empty(out)
     program, words = device.plans[_program](x.dtype.itemsize, indices.dtype), prod(out.shape[axis + 1 :])
-    for (o, p, w), part in tiles((prod(out.shape[:axis]), count, words)):
+    for (o, p, w), part in tiles((prod(out.shape[:axis]), count, words), MAX_TILE):
         items, group, span = device.geometry.items(prod(part))
         program.take_along_axis(
             items, group, x.memory, indices.memory, result.memory, *fault,
@@ -111,9 +115,9 @@ def _tiles_of_slices(shape: Place, begin: int, slices: int) -> Iterator[tuple[Pl
     """Yield tiles of `slices` neighboring slices of an array along the middle axis, from `begin` on."""
     outer, n, words = shape
     if slices == n:
-        yield from tiles(shape)
+        yield from tiles(shape, MAX_TILE)
         return
-    for o, ((_, k, w), part) in product(range(outer), [*tiles((1, slices, words))]):
+    for o, ((_, k, w), part) in product(range(outer), tiles((1, slices, words), MAX_TILE)):
         yield (o, begin + k, w), part
 
 
