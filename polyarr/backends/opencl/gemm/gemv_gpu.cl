@@ -88,9 +88,9 @@ typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 
 #define WRITE(r, c, sum, factor, added) { \
         const ACC v = SCALES ? (sum) * (factor) + (added) : (sum) + (added); \
-        const size_t place = b * m * n + (r) * out_row + (c) * out_column; \
-        if (SAVE) STORE(saved, place, v); \
-        STORE(out, place, ACTIVATE(v)); \
+        const size_t at = b * m * n + (r) * out_row + (c) * out_column; \
+        if (SAVE) STORE(saved, at, v); \
+        STORE(out, at, ACTIVATE(v)); \
     }
 
 __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(

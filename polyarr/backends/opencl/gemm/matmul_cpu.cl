@@ -20,20 +20,20 @@
 //          FINISH                  1 if there is an epilogue: sums are not yet the result
 //          X_ALONG_K, Y_ALONG_K    1 if the operand is contiguous along k
 //          DIRECT                  1 to read x in place; T must be ACC
-//          WINDOWS                 1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is, contiguous
-//                                  along its columns; else 0. With 1 and 2 the kernel is called matmul_of_windows
+//          IM2COL                  1 if x is an im2col view (im2col.cl), contiguous along k; 2 if y is, contiguous
+//                                  along its columns; else 0. With 1 and 2 the kernel is called matmul_im2col
 //          BIAS, SAVE              1 to add bias, to write saved
 //          ACTIVATION              none, relu, silu, gelu or gelu_tanh
 //          LOCAL_ROOM              elements of local memory for the panels, or 0
 //          WIDE                    elements of a vector
 //          ROWS, VECTORS           the register tile
 //          DEPTH, X_BLOCK, Y_BLOCK lengths of packed blocks along k, m and n
-#include "windows.cl"
+#include "im2col.cl"
 #if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_cpu.cl needs FINISH, FLOAT32, DIRECT, X_ALONG_K and Y_ALONG_K"
 #endif
-#if !defined(WINDOWS)
-#error "matmul_cpu.cl needs WINDOWS"
+#if !defined(IM2COL)
+#error "matmul_cpu.cl needs IM2COL"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
 #error "matmul_cpu.cl needs BIAS, SAVE and ACTIVATION"
@@ -143,47 +143,47 @@ INLINE void pack(__global const T *restrict source, long step, int along_k, int 
 // Offsets of the rows of a block of x (or columns of a block of y), and of its steps along k, with runs of consecutive
 // ones.
 
-#define KEPT (WINDOWS == 2 ? Y_BLOCK : X_BLOCK)
+#define KEPT (IM2COL == 2 ? Y_BLOCK : X_BLOCK)
 
 typedef struct {
     long kept[KEPT], deep[DEPTH];
     long run[DEPTH], runs;  // offset of each run, and number of runs
     int length[DEPTH];  // length of each run
-} Places;
+} Offsets;
 
 // Offsets beyond `count` repeat the last one.
-INLINE void find_kept(Places *places, const Axes *kept, long from, int count) {
-    for (int i = 0; i < KEPT; i++) places->kept[i] = i < count ? walk(kept, from + i) : places->kept[count - 1];
+INLINE void find_kept(Offsets *offsets, const Axes *kept, long from, int count) {
+    for (int i = 0; i < KEPT; i++) offsets->kept[i] = i < count ? walk(kept, from + i) : offsets->kept[count - 1];
 }
 
-INLINE void find_deep(Places *places, const Axes *deep, long from, int depth) {
-    places->runs = 0;
+INLINE void find_deep(Offsets *offsets, const Axes *deep, long from, int depth) {
+    offsets->runs = 0;
     for (int k = 0; k < depth; k++) {
-        const long place = places->deep[k] = walk(deep, from + k);
-        if (k == 0 || place != places->deep[k - 1] + 1) {
-            places->run[places->runs] = place;
-            places->length[places->runs++] = 0;
+        const long offset = offsets->deep[k] = walk(deep, from + k);
+        if (k == 0 || offset != offsets->deep[k - 1] + 1) {
+            offsets->run[offsets->runs] = offset;
+            offsets->length[offsets->runs++] = 0;
         }
-        places->length[places->runs - 1]++;
+        offsets->length[offsets->runs - 1]++;
     }
 }
 
 // Pack a block of an im2col view into panels.
-INLINE void pack_windows(__global const T *restrict source, const Places *places, int width, int rows, int depth,
+INLINE void pack_im2col(__global const T *restrict source, const Offsets *offsets, int width, int rows, int depth,
                          PANELS ACC *restrict panel) {
     for (int i = 0; i < rows; i += width, panel += width * depth) {
-        const long *kept = places->kept + i;
+        const long *kept = offsets->kept + i;
         int neighbours = i + width <= rows;
         for (int r = 1; r < width; r++) neighbours = neighbours && kept[r] == kept[0] + r;
         if (neighbours)
             for (int k = 0; k < depth; k++) {
-                __global const T *from = source + kept[0] + places->deep[k];
+                __global const T *from = source + kept[0] + offsets->deep[k];
                 _Pragma("unroll") for (int r = 0; r < width; r++) panel[k * width + r] = LOAD(from, r);
             }
         else {
             const int left = MIN(width, rows - i);
             for (int k = 0; k < depth; k++) {
-                for (int r = 0; r < left; r++) panel[k * width + r] = LOAD(source, kept[r] + places->deep[k]);
+                for (int r = 0; r < left; r++) panel[k * width + r] = LOAD(source, kept[r] + offsets->deep[k]);
                 for (int r = left; r < READ_OF(width, left); r++) panel[k * width + r] = 0;
             }
         }
@@ -203,10 +203,10 @@ INLINE void pack_windows(__global const T *restrict source, const Places *places
 #define STRIDES(SPACE) SPACE const ACC *restrict x, long row_step, long k_step
 #define ALONG_STRIDES for (int k = 0; k < depth; k++, x += k_step, y += COLUMNS)
 #define LEFT_OF_STRIDES(r) x[(r) * row_step]
-#define RUNS __global const ACC *restrict x, const long *restrict at, const Places *restrict places
+#define RUNS __global const ACC *restrict x, const long *restrict at, const Offsets *restrict offsets
 #define ALONG_RUNS \
-    for (int run = 0; run < places->runs; run++) \
-        for (__global const ACC *from = x + places->run[run], *end = from + places->length[run]; from < end; \
+    for (int run = 0; run < offsets->runs; run++) \
+        for (__global const ACC *from = x + offsets->run[run], *end = from + offsets->length[run]; from < end; \
              from++, y += COLUMNS)
 #define LEFT_OF_RUN(r) from[at[r]]
 
@@ -247,7 +247,7 @@ INLINE void pack_windows(__global const T *restrict source, const Places *places
 #define DEFINE_TILES(V) \
     DEFINE_TILE(packed_##V, V, STRIDES(PANELS), ALONG_STRIDES, LEFT_OF_STRIDES) \
     DEFINE_TILE(direct_##V, V, STRIDES(__global), ALONG_STRIDES, LEFT_OF_STRIDES) \
-    DEFINE_TILE(windows_##V, V, RUNS, ALONG_RUNS, LEFT_OF_RUN)
+    DEFINE_TILE(im2col_##V, V, RUNS, ALONG_RUNS, LEFT_OF_RUN)
 DEFINE_TILES(1)
 DEFINE_TILES(2)
 DEFINE_TILES(3)
@@ -262,7 +262,7 @@ DEFINE_TILES(4)
 
 // Multiply all tiles of a block of x by a packed block of y. With DIRECT, only the last rows of x, less than a tile,
 // are packed, and none of an im2col view.
-INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const Places *places,
+INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const Offsets *offsets,
                             PANELS const ACC *x_panels, PANELS const ACC *y_panels, int depth, __global ACC *sums,
                             long n, int first, int rows, int columns) {
     for (int c = 0; c < columns; c += COLUMNS)
@@ -270,8 +270,8 @@ INLINE void multiply_blocks(__global const T *x, long x_row, long x_deep, const 
             const int height = MIN(ROWS, rows - r), width = MIN(COLUMNS, columns - c);
             PANELS const ACC *left = x_panels + (DIRECT ? 0 : r * depth), *right = y_panels + c * depth;
             __global ACC *corner = sums + r * n + c;
-#if DIRECT && WINDOWS == 1
-            MULTIPLY_TILE(windows, width, x, places->kept + r, places, right, depth, corner, n, first, height);
+#if DIRECT && IM2COL == 1
+            MULTIPLY_TILE(im2col, width, x, offsets->kept + r, offsets, right, depth, corner, n, first, height);
             continue;
 #elif DIRECT
             if (height == ROWS) {
@@ -302,37 +302,37 @@ INLINE void finish(__global const ACC *sums, __global const T *bias, __global T 
 INLINE void multiply(__global const T *x, const long x_step, __global const T *y, const long y_step,
                      __global const T *bias, __global ACC *sums, __global T *out, __global T *saved,
                      PANELS ACC *x_panels, PANELS ACC *y_panels, const long top, const long bottom, const long left,
-                     const long right, const long n, const long k, const Windows *windows) {
+                     const long right, const long n, const long k, const Im2col *im2col) {
     const long x_row = X_ALONG_K ? x_step : 1, x_deep = X_ALONG_K ? 1 : x_step;
     const long y_column = Y_ALONG_K ? y_step : 1, y_deep = Y_ALONG_K ? 1 : y_step;
-#if WINDOWS
-    Places found, *places = &found;
+#if IM2COL
+    Offsets found, *offsets = &found;
 #else
-    const Places *places = 0;
+    const Offsets *offsets = 0;
 #endif
     for (long c = left; c < right; c += Y_BLOCK)
         for (long d = 0; d == 0 || d < k; d += DEPTH) {  // at least once: with k = 0 the sums are 0
             const int columns = MIN(Y_BLOCK, right - c), depth = MIN(DEPTH, k - d);
-#if WINDOWS
-            find_deep(places, &windows->deep, d, depth);
+#if IM2COL
+            find_deep(offsets, &im2col->deep, d, depth);
 #endif
-#if WINDOWS == 2
-            find_kept(places, &windows->kept, c, columns);
-            pack_windows(y, places, COLUMNS, columns, depth, y_panels);
+#if IM2COL == 2
+            find_kept(offsets, &im2col->kept, c, columns);
+            pack_im2col(y, offsets, COLUMNS, columns, depth, y_panels);
 #else
             pack(y + c * y_column + d * y_deep, y_step, Y_ALONG_K, COLUMNS, columns, depth, y_panels);
 #endif
             for (long r = top; r < bottom; r += X_BLOCK) {
                 const int rows = MIN(X_BLOCK, bottom - r), whole = DIRECT ? rows / ROWS * ROWS : 0;
-#if WINDOWS == 1
+#if IM2COL == 1
                 __global const T *block = x;
-                find_kept(places, &windows->kept, r, rows);
-                if (!DIRECT) pack_windows(x, places, ROWS, rows, depth, x_panels);
+                find_kept(offsets, &im2col->kept, r, rows);
+                if (!DIRECT) pack_im2col(x, offsets, ROWS, rows, depth, x_panels);
 #else
                 __global const T *block = x + r * x_row + d * x_deep;
                 pack(block + whole * x_row, x_step, X_ALONG_K, ROWS, rows - whole, depth, x_panels);
 #endif
-                multiply_blocks(block, x_row, x_deep, places, x_panels, y_panels, depth, sums + r * n + c, n, d == 0,
+                multiply_blocks(block, x_row, x_deep, offsets, x_panels, y_panels, depth, sums + r * n + c, n, d == 0,
                                 rows, columns);
                 if (FINISH && d + depth == k) finish(sums, bias, out, saved, r, c, n, rows, columns);
             }
@@ -346,12 +346,12 @@ INLINE void multiply(__global const T *x, const long x_step, __global const T *y
     const long m, const long n, const long k, const long rows_each, const long columns_each, const long room, \
     const long y_room, const long x_start, const long x_step, const long y_start, const long y_step, \
     const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner
-#if WINDOWS
-__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
-    const Windows *found = &windows;
+#if IM2COL
+__kernel ATTRIBUTES void matmul_im2col(ARGUMENTS, const Im2col im2col) {
+    const Im2col *found = &im2col;
 #else
 __kernel ATTRIBUTES void matmul(ARGUMENTS) {
-    const Windows *found = 0;
+    const Im2col *found = 0;
 #endif
 #if LOCAL_ROOM
     __local ACC own[LOCAL_ROOM] __attribute__((aligned(64)));

@@ -23,15 +23,15 @@
 //                                            else 1
 //          BIAS, SAVE                    1 to add bias, to write saved
 //          ACTIVATION                    none, relu, silu, gelu or gelu_tanh
-//          WINDOWS                       1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is,
+//          IM2COL                        1 if x is an im2col view (im2col.cl), contiguous along k; 2 if y is,
 //                                        contiguous along its columns; else 0. With 1 and 2 the kernel is called
-//                                        matmul_of_windows
+//                                        matmul_im2col
 //          SPLIT                         1 if work-groups share tiles
 //          TILE_M, TILE_N, TILE_K        the tile of a work-group
 //          ITEM_M, ITEM_N                the tile of a work-item, multiples of 4
 //          LANES_N                       of 32 consecutive work-items, how many lie side by side along n
 //          RASTER                        tiles along m that run together, so that they share columns of y in the cache
-#include "windows.cl"
+#include "im2col.cl"
 #if !defined(FLOAT32) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
 #error "matmul_gpu.cl needs FLOAT32, X_ALONG_K and Y_ALONG_K"
 #endif
@@ -44,8 +44,8 @@
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(TILE_K) || !defined(ITEM_M) || !defined(ITEM_N)
 #error "matmul_gpu.cl needs TILE_M, TILE_N, TILE_K, ITEM_M and ITEM_N"
 #endif
-#if !defined(LANES_N) || !defined(RASTER) || !defined(WINDOWS)
-#error "matmul_gpu.cl needs LANES_N, RASTER and WINDOWS"
+#if !defined(LANES_N) || !defined(RASTER) || !defined(IM2COL)
+#error "matmul_gpu.cl needs LANES_N, RASTER and IM2COL"
 #endif
 
 #define ITEMS (TILE_M / ITEM_M * TILE_N / ITEM_N)
@@ -70,41 +70,41 @@ typedef PASTE(ACC, 4) four;
 
 // Offsets of the vectors that a work-item loads, from the first element of the tile; `last` is the last position at
 // which a vector may begin.
-INLINE void find_offsets(int *place, int loads, int along_k, int width, int length, int last, int step, int me) {
+INLINE void find_offsets(int *offset, int loads, int along_k, int width, int length, int last, int step, int me) {
     UNROLL for (int l = 0; l < loads; l++) {
         const int e = me + l * ITEMS, position = MIN(POSITION(e), last);
-        place[l] = along_k ? position * step + DEEP(e) : position + DEEP(e) * step;
+        offset[l] = along_k ? position * step + DEEP(e) : position + DEEP(e) * step;
     }
 }
 
 // Load a work-item's share of a tile of which `depth` steps along k exist.
-INLINE void load_share(ACC *share, __global const T *source, const int *place, int loads, int along_k, int width,
+INLINE void load_share(ACC *share, __global const T *source, const int *offset, int loads, int along_k, int width,
                   int length, int depth, int me) {
     UNROLL for (int l = 0; l < loads; l++) {
         const int exists = DEEP(me + l * ITEMS) < depth;
 #if FLOAT32
         if (width == 4) {
-            const float4 v = exists ? *(__global const float4 *)(source + place[l]) : (float4)0;
+            const float4 v = exists ? *(__global const float4 *)(source + offset[l]) : (float4)0;
             share[4 * l] = v.x, share[4 * l + 1] = v.y, share[4 * l + 2] = v.z, share[4 * l + 3] = v.w;
         } else
 #endif
             UNROLL for (int i = 0; i < width; i++)
-                share[l * width + i] = exists ? LOAD(source, place[l] + i) : 0;
+                share[l * width + i] = exists ? LOAD(source, offset[l] + i) : 0;
     }
 }
 
 // The same for im2col views: offsets of the positions, and the share of a tile that begins at element k0 along k.
-INLINE void find_view_offsets(long *place, const Axes *kept, int loads, int along_k, int width, int length, long first,
+INLINE void find_view_offsets(long *offset, const Axes *kept, int loads, int along_k, int width, int length, long first,
                           int last, int me) {
-    UNROLL for (int l = 0; l < loads; l++) place[l] = walk(kept, first + MIN(POSITION(me + l * ITEMS), last));
+    UNROLL for (int l = 0; l < loads; l++) offset[l] = walk(kept, first + MIN(POSITION(me + l * ITEMS), last));
 }
 
-INLINE void load_view(ACC *share, __global const T *source, const long *place, const Axes *deep, long k0, int loads,
+INLINE void load_view(ACC *share, __global const T *source, const long *offset, const Axes *deep, long k0, int loads,
                           int along_k, int width, int length, int depth, int me) {
     const long same = along_k ? walk(deep, k0 + MIN(DEEP(me), depth - 1)) : 0;  // all of its vectors are equally deep
     UNROLL for (int l = 0; l < loads; l++) {
         const int e = me + l * ITEMS, exists = DEEP(e) < depth;
-        __global const T *from = source + place[l] + (along_k ? same : walk(deep, k0 + MIN(DEEP(e), depth - 1)));
+        __global const T *from = source + offset[l] + (along_k ? same : walk(deep, k0 + MIN(DEEP(e), depth - 1)));
 #if FLOAT32
         if (width == 4) {
             const float4 v = exists ? *(__global const float4 *)from : (float4)0;
@@ -129,17 +129,17 @@ INLINE void store_share(const ACC *share, __local ACC *tile, int loads, int alon
     }
 }
 
-#if WINDOWS == 1
+#if IM2COL == 1
 #define FETCH_X(k0, depth) \
-    load_view(x_share, x_from, x_place, &windows.deep, k0, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+    load_view(x_share, x_from, x_offset, &im2col.deep, k0, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
 #else
-#define FETCH_X(k0, depth) load_share(x_share, x_from, x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
+#define FETCH_X(k0, depth) load_share(x_share, x_from, x_offset, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, depth, me)
 #endif
-#if WINDOWS == 2
+#if IM2COL == 2
 #define FETCH_Y(k0, depth) \
-    load_view(y_share, y_from, y_place, &windows.deep, k0, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+    load_view(y_share, y_from, y_offset, &im2col.deep, k0, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
 #else
-#define FETCH_Y(k0, depth) load_share(y_share, y_from, y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
+#define FETCH_Y(k0, depth) load_share(y_share, y_from, y_offset, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, depth, me)
 #endif
 #define FETCH(k0, depth) \
     FETCH_X(k0, depth); \
@@ -182,13 +182,13 @@ typedef struct {
     long matrix, top, left;
 } Origin;
 
-INLINE void find_origin(Origin *place, long tile, long m, long n) {
+INLINE void find_origin(Origin *origin, long tile, long m, long n) {
     const long tiles_m = (m + TILE_M - 1) / TILE_M, tiles_n = (n + TILE_N - 1) / TILE_N;
     const int in_matrix = tile % (tiles_m * tiles_n), band = in_matrix / (RASTER * tiles_n);
     const int in_band = in_matrix % (RASTER * tiles_n), high = MIN(RASTER, tiles_m - band * RASTER);
-    place->matrix = tile / (tiles_m * tiles_n);
-    place->top = (long)(band * RASTER + in_band % high) * TILE_M;
-    place->left = (long)(in_band / high) * TILE_N;
+    origin->matrix = tile / (tiles_m * tiles_n);
+    origin->top = (long)(band * RASTER + in_band % high) * TILE_M;
+    origin->left = (long)(in_band / high) * TILE_N;
 }
 
 // The first step of work-group `part`, if `parts` groups share the steps of all tiles.
@@ -212,8 +212,8 @@ INLINE int first_column(int me) {
     __global four *sums, __global T *out, __global T *saved, const long m, const long n, const long k, \
     const long tiles, const long x_start, const long x_step, const long y_start, const long y_step, \
     const long inner, const long x_outer, const long x_inner, const long y_outer, const long y_inner
-#if WINDOWS
-__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
+#if IM2COL
+__kernel ATTRIBUTES void matmul_im2col(ARGUMENTS, const Im2col im2col) {
 #else
 __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
@@ -229,28 +229,28 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     {
         const long tile = group, begin = 0, until = steps;
 #endif
-        Origin place;
-        find_origin(&place, tile, m, n);
-        const long b = place.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
+        Origin origin;
+        find_origin(&origin, tile, m, n);
+        const long b = origin.matrix, from = begin * TILE_K, depth = MIN(until * TILE_K, k) - from;
         __global const T *x_from = x + x_start + (b / inner) * x_outer + (b % inner) * x_inner;
         __global const T *y_from = y + y_start + (b / inner) * y_outer + (b % inner) * y_inner;
-        const int last_m = MIN(TILE_M, m - place.top) - (X_ALONG_K ? 1 : X_VECTOR);
-        const int last_n = MIN(TILE_N, n - place.left) - (Y_ALONG_K ? 1 : Y_VECTOR);
-#if WINDOWS == 1
-        long x_place[X_LOADS];
-        find_view_offsets(x_place, &windows.kept, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, place.top, last_m, me);
+        const int last_m = MIN(TILE_M, m - origin.top) - (X_ALONG_K ? 1 : X_VECTOR);
+        const int last_n = MIN(TILE_N, n - origin.left) - (Y_ALONG_K ? 1 : Y_VECTOR);
+#if IM2COL == 1
+        long x_offset[X_LOADS];
+        find_view_offsets(x_offset, &im2col.kept, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, origin.top, last_m, me);
 #else
-        int x_place[X_LOADS];
-        x_from += X_ALONG_K ? place.top * x_step + from : from * x_step + place.top;
-        find_offsets(x_place, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
+        int x_offset[X_LOADS];
+        x_from += X_ALONG_K ? origin.top * x_step + from : from * x_step + origin.top;
+        find_offsets(x_offset, X_LOADS, X_ALONG_K, X_VECTOR, TILE_M, last_m, x_step, me);
 #endif
-#if WINDOWS == 2
-        long y_place[Y_LOADS];
-        find_view_offsets(y_place, &windows.kept, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, place.left, last_n, me);
+#if IM2COL == 2
+        long y_offset[Y_LOADS];
+        find_view_offsets(y_offset, &im2col.kept, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, origin.left, last_n, me);
 #else
-        int y_place[Y_LOADS];
-        y_from += Y_ALONG_K ? place.left * y_step + from : from * y_step + place.left;
-        find_offsets(y_place, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
+        int y_offset[Y_LOADS];
+        y_from += Y_ALONG_K ? origin.left * y_step + from : from * y_step + origin.left;
+        find_offsets(y_offset, Y_LOADS, Y_ALONG_K, Y_VECTOR, TILE_N, last_n, y_step, me);
 #endif
         ACC sum[ITEM_M][ITEM_N], x_share[X_LOADS * X_VECTOR], y_share[Y_LOADS * Y_VECTOR];
         UNROLL for (int i = 0; i < ITEM_M; i++)
@@ -265,8 +265,8 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         for (long d = 0; d < depth; d += TILE_K, current ^= 1) {
             const long remaining = depth - d - TILE_K;
             if (remaining > 0) {
-                if (WINDOWS != 1) x_from += X_ALONG_K ? TILE_K : TILE_K * x_step;
-                if (WINDOWS != 2) y_from += Y_ALONG_K ? TILE_K : TILE_K * y_step;
+                if (IM2COL != 1) x_from += X_ALONG_K ? TILE_K : TILE_K * x_step;
+                if (IM2COL != 2) y_from += Y_ALONG_K ? TILE_K : TILE_K * y_step;
             }
             if (remaining >= TILE_K) { FETCH(from + d + TILE_K, TILE_K); }
             else if (remaining > 0) { FETCH(from + d + TILE_K, remaining); }
@@ -298,9 +298,9 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         }
 #endif
         UNROLL for (int i = 0; i < ITEM_M; i++) {
-            const long row = place.top + first_m + i / 4 * (LANES_M * 4) + i % 4;
+            const long row = origin.top + first_m + i / 4 * (LANES_M * 4) + i % 4;
             UNROLL for (int j = 0; j < ITEM_N; j += 4)
-                WRITE_FOUR(row, place.left + first_n + j * LANES_N, sum[i] + j)
+                WRITE_FOUR(row, origin.left + first_n + j * LANES_N, sum[i] + j)
         }
     }
 }
@@ -328,13 +328,13 @@ void matmul_join(__global const T *restrict bias, __global const four *restrict 
             UNROLL for (int j = 0; j < ITEM_N / 4; j++)
                 *(four *)(sum[i] + 4 * j) += piece[((rows * 4 + i) * (ITEM_N / 4) + j) * ITEMS];
     }
-    Origin place;
-    find_origin(&place, tile, m, n);
-    const long b = place.matrix;
+    Origin origin;
+    find_origin(&origin, tile, m, n);
+    const long b = origin.matrix;
     UNROLL for (int i = 0; i < 4; i++) {
-        const long row = place.top + first_m + rows * (LANES_M * 4) + i;
+        const long row = origin.top + first_m + rows * (LANES_M * 4) + i;
         UNROLL for (int j = 0; j < ITEM_N; j += 4)
-            WRITE_FOUR(row, place.left + first_n + j * LANES_N, sum[i] + j)
+            WRITE_FOUR(row, origin.left + first_n + j * LANES_N, sum[i] + j)
     }
 }
 #endif

@@ -45,7 +45,7 @@ class Axes(NamedTuple):
     steps: Shape
 
     def fields(self) -> list[np.ndarray]:
-        """Return the fields of Axes in windows.cl."""
+        """Return the fields of Axes in im2col.cl."""
         shifts = [(length - 1).bit_length() for length in self.lengths]
         magic = [((1 << 32) * ((1 << s) - n)) // n + 1 for n, s in zip(self.lengths, shifts, strict=True)]
         return [np.array((*self.lengths, *magic, *shifts), np.uint32), np.array(self.steps, np.int64)]
@@ -76,7 +76,7 @@ class Problem(NamedTuple):
     """A batched product without its arrays: out (batch, m, n) = x (batch, m, k) @ y (batch, k, n).
 
     Attributes:
-        windows: The im2col view of x, or of y if of_y, whose strides then only say which axis is contiguous and how far
+        im2col: The im2col view of x, or of y if of_y, whose strides then only say which axis is contiguous and how far
             apart matrices are; None if strides describe both operands.
     """
 
@@ -94,7 +94,7 @@ class Problem(NamedTuple):
     def macros(self) -> dict[str, int]:
         """The macros for how kernels read the operands."""
         with_im2col = 0 if self.im2col is None else 2 if self.of_y else 1
-        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "WINDOWS": with_im2col}
+        return {"X_ALONG_K": int(self.x.along_k), "Y_ALONG_K": int(self.y.along_k), "IM2COL": with_im2col}
 
 
 class Epilogue(NamedTuple):
@@ -180,4 +180,4 @@ def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
 
 def kernel_of(program: Program, p: Problem) -> tuple[Kernel, tuple[bytes, ...]]:
     """Return the kernel for strided operands or for an im2col view, and its last arguments."""
-    return (program.matmul_of_windows, (p.im2col.structure,)) if p.im2col else (program.matmul, ())
+    return (program.matmul_im2col, (p.im2col.structure,)) if p.im2col else (program.matmul, ())

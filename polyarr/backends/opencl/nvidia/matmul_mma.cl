@@ -27,21 +27,21 @@
 //          EVEN                              1 if n is even
 //          BIAS, SAVE                        1 to add bias, to write saved
 //          ACTIVATION                        none, relu, silu, gelu or gelu_tanh
-//          WINDOWS                           1 if x is an im2col view (windows.cl), contiguous along k; 2 if y is,
+//          IM2COL                            1 if x is an im2col view (im2col.cl), contiguous along k; 2 if y is,
 //                                            contiguous along its columns; else 0. With 1 and 2, 16-byte chunks of the
-//                                            view are contiguous, and the kernel is called matmul_of_windows
+//                                            view are contiguous, and the kernel is called matmul_im2col
 //          SPLIT                             1 if work-groups share tiles
 //          TERMS                             1; or 2 if x and y are bfloat16 terms and out is float32
 #include "ptx.cl"
-#include "windows.cl"
+#include "im2col.cl"
 #if !defined(TILE_M) || !defined(TILE_N) || !defined(WARP_M) || !defined(WARP_N) || !defined(STAGES)
 #error "matmul_mma.cl needs TILE_M, TILE_N, WARP_M, WARP_N and STAGES"
 #endif
 #if !defined(X_ALONG_K) || !defined(Y_ALONG_K) || !defined(EVEN) || !defined(SPLIT) || !defined(TERMS)
 #error "matmul_mma.cl needs X_ALONG_K, Y_ALONG_K, EVEN, SPLIT and TERMS"
 #endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(WINDOWS)
-#error "matmul_mma.cl needs BIAS, SAVE, ACTIVATION and WINDOWS"
+#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(IM2COL)
+#error "matmul_mma.cl needs BIAS, SAVE, ACTIVATION and IM2COL"
 #endif
 
 #define WARPS_M (TILE_M / WARP_M)
@@ -164,13 +164,13 @@ typedef struct {
     long row, column, matrix;
 } Origin;
 
-INLINE void find_origin(Origin *place, const Numbers *a, long tile) {
+INLINE void find_origin(Origin *origin, const Numbers *a, long tile) {
     const long each = a->tiles_m * a->tiles_n, in_matrix = tile % each, band_tiles = a->raster * a->tiles_n;
     const long band = in_matrix / band_tiles, in_band = in_matrix % band_tiles;
     const long high = MIN(a->tiles_m - band * a->raster, a->raster);
-    place->matrix = tile / each;
-    place->row = (band * a->raster + in_band % high) * TILE_M;
-    place->column = in_band / high * TILE_N;
+    origin->matrix = tile / each;
+    origin->row = (band * a->raster + in_band % high) * TILE_M;
+    origin->column = in_band / high * TILE_N;
 }
 
 INLINE void write_two(__global T *target, const Numbers *a, long matrix, long row, long column, float v, float w) {
@@ -200,17 +200,17 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 
 // ---- the kernels ------------------------------------------------------------------------------------------------
 
-#if WINDOWS == 1
+#if IM2COL == 1
 #define LOAD_X(to, from) \
-    view_load(to, from, kept, &windows.deep, X_ALONG_K, TILE_M, place.row, a.m, k0, a.k, me)
+    view_load(to, from, kept, &im2col.deep, X_ALONG_K, TILE_M, origin.row, a.m, k0, a.k, me)
 #else
-#define LOAD_X(to, from) operand_load(to, from, X_ALONG_K, TILE_M, place.row, a.m, a.x_step, k0, a.k, me)
+#define LOAD_X(to, from) operand_load(to, from, X_ALONG_K, TILE_M, origin.row, a.m, a.x_step, k0, a.k, me)
 #endif
-#if WINDOWS == 2
+#if IM2COL == 2
 #define LOAD_Y(to, from) \
-    view_load(to, from, kept, &windows.deep, Y_ALONG_K, TILE_N, place.column, a.n, k0, a.k, me)
+    view_load(to, from, kept, &im2col.deep, Y_ALONG_K, TILE_N, origin.column, a.n, k0, a.k, me)
 #else
-#define LOAD_Y(to, from) operand_load(to, from, Y_ALONG_K, TILE_N, place.column, a.n, a.y_step, k0, a.k, me)
+#define LOAD_Y(to, from) operand_load(to, from, Y_ALONG_K, TILE_N, origin.column, a.n, a.y_step, k0, a.k, me)
 #endif
 
 // Start copying the operands of step number `step`, if there is one.
@@ -256,8 +256,8 @@ INLINE void write_four(__global T *out, __global T *saved, __global const T *bia
 #define ARGUMENTS \
     __global const INPUT *x, __global const INPUT *y, __global const T *bias, __global float4 *sums, __global T *out, \
     __global T *saved, const long x_start, const long y_start, const Numbers a
-#if WINDOWS
-__kernel ATTRIBUTES void matmul_of_windows(ARGUMENTS, const Windows windows) {
+#if IM2COL
+__kernel ATTRIBUTES void matmul_im2col(ARGUMENTS, const Im2col im2col) {
 #else
 __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
@@ -267,14 +267,14 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const uint warp_column = warp / WARPS_M * WARP_N;
     const int each = (int)((a.k + STEP - 1) / STEP), steps = PASSES * each;
     const int from = (int)((long)steps * get_group_id(1) / a.parts), to = (int)((long)steps * (get_group_id(1) + 1) / a.parts);
-    Origin place;
-    find_origin(&place, &a, get_group_id(0));
-    x += x_start + (TERMS > 1 ? 0 : place.matrix / a.inner * a.x_outer) + place.matrix % a.inner * a.x_inner;
-    y += y_start + (TERMS > 1 ? 0 : place.matrix / a.inner * a.y_outer) + place.matrix % a.inner * a.y_inner;
-#if WINDOWS
-    long kept[(WINDOWS == 1 ? TILE_M : TILE_N) * STEP / 8 / ITEMS];
-    if (WINDOWS == 1) find_view_offsets(kept, &windows.kept, X_ALONG_K, TILE_M, place.row, a.m, me);
-    else find_view_offsets(kept, &windows.kept, Y_ALONG_K, TILE_N, place.column, a.n, me);
+    Origin origin;
+    find_origin(&origin, &a, get_group_id(0));
+    x += x_start + (TERMS > 1 ? 0 : origin.matrix / a.inner * a.x_outer) + origin.matrix % a.inner * a.x_inner;
+    y += y_start + (TERMS > 1 ? 0 : origin.matrix / a.inner * a.y_outer) + origin.matrix % a.inner * a.y_inner;
+#if IM2COL
+    long kept[(IM2COL == 1 ? TILE_M : TILE_N) * STEP / 8 / ITEMS];
+    if (IM2COL == 1) find_view_offsets(kept, &im2col.kept, X_ALONG_K, TILE_M, origin.row, a.m, me);
+    else find_view_offsets(kept, &im2col.kept, Y_ALONG_K, TILE_N, origin.column, a.n, me);
 #endif
 
     float sum[HIGH][WIDE][4];
@@ -314,8 +314,8 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #else
     UNROLL for (int i = 0; i < HIGH; i++)
         UNROLL for (int j = 0; j < WIDE; j++)
-            write_four(out, saved, bias, &a, place.matrix, place.row + warp_row + i * 16 + lane / 4,
-                       place.column + warp_column + j * 8 + lane % 4 * 2, sum[i][j]);
+            write_four(out, saved, bias, &a, origin.matrix, origin.row + warp_row + i * 16 + lane / 4,
+                       origin.column + warp_column + j * 8 + lane % 4 * 2, sum[i][j]);
 #endif
 }
 
@@ -325,15 +325,15 @@ __kernel __attribute__((reqd_work_group_size(ITEMS, 1, 1)))
 void matmul_join(__global const float4 *sums, __global const T *bias, __global T *out, __global T *saved,
                  const Numbers a) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, i = get_group_id(1);
-    Origin place;
-    find_origin(&place, &a, get_group_id(0));
+    Origin origin;
+    find_origin(&origin, &a, get_group_id(0));
     sums += (size_t)get_group_id(0) * a.parts * (TILE_M * TILE_N / 4) + i * WIDE * ITEMS + me;
     UNROLL for (int j = 0; j < WIDE; j++) {
         float4 sum = 0;
         for (int part = 0; part < a.parts; part++) sum += sums[part * (TILE_M * TILE_N / 4) + j * ITEMS];
         const float v[4] = {sum.x, sum.y, sum.z, sum.w};
-        write_four(out, saved, bias, &a, place.matrix, place.row + warp % WARPS_M * WARP_M + i * 16 + lane / 4,
-                   place.column + warp / WARPS_M * WARP_N + j * 8 + lane % 4 * 2, v);
+        write_four(out, saved, bias, &a, origin.matrix, origin.row + warp % WARPS_M * WARP_M + i * 16 + lane / 4,
+                   origin.column + warp / WARPS_M * WARP_N + j * 8 + lane % 4 * 2, v);
     }
 }
 #endif

@@ -178,7 +178,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     choice = Choice(tile, CHECKED_SPLIT_K if macros["SPLIT"] else 1)
 
     def plan_of(p: Problem) -> Plan:
-        return _launch(device, dtype, _as_im2col(p, macros["WINDOWS"]), (True, True), choice, macros)
+        return _launch(device, dtype, _as_im2col(p, macros["IM2COL"]), (True, True), choice, macros)
 
     along = macros["X_ALONG_K"], macros["Y_ALONG_K"]
     check(device, dtype, along, 264 if macros["EVEN"] else 259, epilogue, plan_of, special=False)
@@ -209,7 +209,7 @@ def _trial(device: Device) -> None:
     for dtype, x_along_k, y_along_k, split, tile, even in cases:
         epilogue = Epilogue(True, "relu", True, "high")
         along = {"X_ALONG_K": x_along_k, "Y_ALONG_K": y_along_k}
-        flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split, "WINDOWS": 0}
+        flags = {"KIND": KINDS[dtype], **along, "EVEN": even, "SPLIT": split, "IM2COL": 0}
         flags["TERMS"] = terms_of(dtype, epilogue.precision)
         _check(device, dtype, {**epilogue.macros(dtype), **asdict(tile), **flags}, epilogue)
 

@@ -10,14 +10,14 @@ typedef struct {
 
 typedef struct {
     Axes kept, deep;
-} Windows;
+} Im2col;
 
 static inline __attribute__((always_inline)) long walk(const Axes *axes, uint i) {
-    long place = 0;
+    long offset = 0;
     _Pragma("unroll") for (int a = 3; a > 0; a--) {
         const uint quotient = ((uint)((ulong)i * axes->magic[a] >> 32) + i) >> axes->shift[a];
-        place += (i - quotient * axes->length[a]) * axes->step[a];
+        offset += (i - quotient * axes->length[a]) * axes->step[a];
         i = quotient;
     }
-    return place + i * axes->step[0];
+    return offset + i * axes->step[0];
 }
