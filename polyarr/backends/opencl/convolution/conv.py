@@ -76,9 +76,9 @@ def conv_backward(
 def windows(device: Device, out: Spec, x: Buffer, *, kernel: Shape, stride: Shape, dilation: Shape) -> Buffer:
     """Return a view of all receptive fields of x."""
     image, *steps, channel = x.strides
-    places = (step * by for step, by in zip(steps, stride, strict=True))
+    positions = (step * by for step, by in zip(steps, stride, strict=True))
     inside = (step * by for step, by in zip(steps, dilation, strict=True))
-    return view(x, out.shape, (image, *places, *inside, channel), x.offset)
+    return view(x, out.shape, (image, *positions, *inside, channel), x.offset)
 
 
 def conv_product(

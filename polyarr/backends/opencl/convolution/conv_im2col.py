@@ -1,4 +1,4 @@
-"""Convolutions as implicit GEMM: the product kernels read an im2col view of x (windows.cl), not a copy.
+"""Convolutions as implicit GEMM: the product kernels read an im2col view of x (im2col.cl), not a copy.
 
 Padding is copied around x first, so that every element of the view exists.
 """
@@ -40,7 +40,7 @@ from polyarr.backends.opencl.runtime.layout import (
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec
 
-AXES = 4  # axes of windows.cl, on each side
+AXES = 4  # axes of im2col.cl, on each side
 MAX_COUNT = 2**31  # limit of its counters
 
 
@@ -132,11 +132,13 @@ def _of_rows(device: Device, out: Spec, x: Buffer, y: Buffer, epilogue: Epilogue
     return reshaped(found, out.shape)
 
 
-def _walks(x: Buffer, places: Shape, kernel: Shape, stride: Shape, dilation: Shape, groups: int) -> tuple[Axes, Axes]:
+def _walks(
+    x: Buffer, positions: Shape, kernel: Shape, stride: Shape, dilation: Shape, groups: int
+) -> tuple[Axes, Axes]:
     """Return the walk over the output positions of x, and the walk within a receptive field, which ends contiguously.
     """
     image, *steps, _ = x.strides
-    images = [(x.shape[0], (image,)), *((n, (s * by,)) for n, s, by in zip(places, steps, stride, strict=True))]
+    images = [(x.shape[0], (image,)), *((n, (s * by,)) for n, s, by in zip(positions, steps, stride, strict=True))]
     inside = [(n, (s * by,)) for n, s, by in zip(kernel, steps, dilation, strict=True)]
     return _axes(images), _axes([*inside, (x.shape[-1] // groups, (1,))], neighbours=True)
 
@@ -165,7 +167,7 @@ def _first_parts(lengths: Shape, parts: int) -> Shape:
 
 
 def _part_of(out: Spec, phase: tuple[Phase, ...]) -> Spec:
-    return Spec((out.shape[0], *(axis.places for axis in phase), out.shape[-1]), out.dtype)
+    return Spec((out.shape[0], *(axis.positions for axis in phase), out.shape[-1]), out.dtype)
 
 
 def _phase(

@@ -35,13 +35,13 @@ class ConvParams(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """The positions first, first + stride, ... of an axis of x, `places` in number, and the outputs that read them.
+    """The positions first, first + stride, ... of an axis of x, `positions` in number, and the outputs that read them.
 
     Position j is kernel element tap + u * each of output start + j - u * apart, for u < taps.
     """
 
     first: int
-    places: int
+    positions: int
     start: int
     tap: int
     each: int
@@ -56,10 +56,10 @@ class Phase(NamedTuple):
     @property
     def most(self) -> int:
         """The last output position that is read; it need not exist."""
-        return self.start + self.places - 1 if self.taps else 0
+        return self.start + self.positions - 1 if self.taps else 0
 
 
-EACH_PLACE = Phase(0, 0, 0, 0, 1, 1, 1)
+EACH_POSITION = Phase(0, 0, 0, 0, 1, 1, 1)
 
 
 def _phases(length: int, kernel: int, stride: int, before: int, dilation: int) -> list[Phase]:

@@ -13,12 +13,12 @@
 __kernel void depthwise(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
                         const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->out) {
+    EACH_POSITION(item, position, g->out) {
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
-        EACH_ELEMENT(place) {
-            LOAD_CHANNELS(x, FROM(g->length, place), v);
-            LOAD_CHANNELS(filters, (TAP * g->blocks + place.block) * WIDE, w);
+        EACH_ELEMENT(position) {
+            LOAD_CHANNELS(x, FROM(g->length, position), v);
+            LOAD_CHANNELS(filters, (TAP * g->blocks + position.block) * WIDE, w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
         }
         STORE_CHANNELS(y, item * WIDE, sum);
@@ -28,12 +28,12 @@ __kernel void depthwise(__global const T *restrict x, __global const T *restrict
 __kernel void depthwise_input_gradient(__global const T *restrict g_out, __global const T *restrict filters,
                                        __global T *restrict dx, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->length) {
+    EACH_POSITION(item, position, g->length) {
         ACC sum[WIDE], v[WIDE], w[WIDE];
         EACH_CHANNEL sum[c] = 0;
-        EACH_WINDOW(place) {
-            LOAD_CHANNELS(g_out, FROM(g->out, place), v);
-            LOAD_CHANNELS(filters, (TAP * g->blocks + place.block) * WIDE, w);
+        EACH_WINDOW(position) {
+            LOAD_CHANNELS(g_out, FROM(g->out, position), v);
+            LOAD_CHANNELS(filters, (TAP * g->blocks + position.block) * WIDE, w);
             EACH_CHANNEL sum[c] = v[c] * w[c] + sum[c];
         }
         STORE_CHANNELS(dx, item * WIDE, sum);

@@ -37,7 +37,7 @@ def _product(device: Device, out: Spec, x: Buffer, weight: Buffer, conv: ConvPar
     params = _with_kernel(weight, conv.of_axes)
     if _takes_runs(device, x.shape, out.shape, params["kernel"]):
         return _in_runs(device, out, x, weight, False, params)
-    return _each_place(device, "depthwise", out, x, weight, x.shape, out.shape, params)
+    return _each_position(device, "depthwise", out, x, weight, x.shape, out.shape, params)
 
 
 def input_gradient(
@@ -51,7 +51,7 @@ def input_gradient(
         reach = zip(params["kernel"], params["dilation"], params["padding"], strict=True)
         params["padding"] = tuple(((k - 1) * step - before, 0) for k, step, (before, _) in reach)
         return _in_runs(device, out, g, weight, True, params)
-    return _each_place(device, "depthwise_input_gradient", out, g, weight, out.shape, g.shape, params)
+    return _each_position(device, "depthwise_input_gradient", out, g, weight, out.shape, g.shape, params)
 
 
 def weight_gradient(
@@ -76,13 +76,13 @@ def _with_kernel(weight: Buffer, spatial: dict[str, Any]) -> dict[str, Any]:
     return {"kernel": tuple(weight.shape[1:-1]), **spatial}
 
 
-def _each_place(
-    device: Device, name: str, out: Spec, windowed: Buffer, weight: Buffer, x: Shape, places: Shape, params: dict
+def _each_position(
+    device: Device, name: str, out: Spec, windowed: Buffer, weight: Buffer, x: Shape, positions: Shape, params: dict
 ) -> Buffer:
     n, *kernel, _ = weight.shape
     filters = dense(device, swapped(reshaped(dense(device, weight), (n, prod(kernel)))))
     windowed, result = dense(device, windowed), device.empty(out)
-    launch, geometry = device.plans[_plan](name, out.shape, windowed.dtype, x, places, **params)
+    launch, geometry = device.plans[_plan](name, out.shape, windowed.dtype, x, positions, **params)
     arrays = windowed.memory, filters.memory, result.memory
     launch.kernel(launch.work, launch.group, *arrays, *launch.numbers, geometry)
     return result
@@ -126,11 +126,11 @@ def _run_plan(
 ) -> tuple[LaunchPlan, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
     runs = _run_macros(x[-1] // wide, wide, kernel, stride, dilation, MAX_HELD_FILTERS)
-    group, items = device.geometry.items_group, x[-1] // wide * -(-out[-2] // runs["PLACES"])
+    group, items = device.geometry.items_group, x[-1] // wide * -(-out[-2] // runs["POSITIONS"])
     work = -(-items // group) * group, prod(out[1:-2]), out[0]
     program = device.build("depthwise_gpu", **macros, **runs | {"TURNED": int(turned)})
     packed = geometry(x, out, kernel, stride, padding, dilation, wide)
-    return LaunchPlan(program.depthwise_places, work, (group, 1, 1), ()), packed
+    return LaunchPlan(program.depthwise_positions, work, (group, 1, 1), ()), packed
 
 
 def _run_sum_plan(
@@ -151,10 +151,10 @@ def _run_sum_plan(
     return LaunchPlan(program.depthwise_sums, work, (lanes, slices, 1), (each,)), parts, packed
 
 
-def _takes_runs(device: Device, windowed: Shape, places: Shape, kernel: Shape) -> bool:
+def _takes_runs(device: Device, windowed: Shape, positions: Shape, kernel: Shape) -> bool:
     """Return whether a GPU's work-items compute runs of neighbors: few kernel elements along the last axis."""
     most = device.geometry.most_batches if device.geometry.kind == "gpu" else 0
-    counts = places[0], prod(places[1:-2]), prod(kernel[:-1])
+    counts = positions[0], prod(positions[1:-2]), prod(kernel[:-1])
     return windowed[-2] > 0 and kernel[-1] <= MAX_TAPS and max(counts) <= most
 
 
@@ -165,7 +165,7 @@ def _run_macros(
     lanes, slides = min(LANES, 1 << (blocks - 1).bit_length()), int(stride[-1] == dilation[-1] == 1)
     taps = dict(zip(("TAPS_0", "TAPS_1", "TAPS"), (1,) * (AXES - len(kernel)) + kernel, strict=True))
     holds = int(prod(kernel) * wide <= most_held)
-    runs = {"PLACES": min(MAX_POSITIONS, MAX_HELD // wide), "HOLDS": holds, "SLIDES": slides, "TURNED": 0}
+    runs = {"POSITIONS": min(MAX_POSITIONS, MAX_HELD // wide), "HOLDS": holds, "SLIDES": slides, "TURNED": 0}
     return {**taps, **runs, "LANES": lanes, "SLICES": GROUP // lanes}
 
 

@@ -1,14 +1,14 @@
 // Depthwise convolution (each channel has its own filter) and the gradient of the filters, for GPUs. A work-item
-// computes PLACES neighboring output positions along the last axis; with stride 1 it reads each input element once for
+// computes POSITIONS neighbors along the last axis of the output; with stride 1 it reads each input element once for
 // all of them.
 //
 // Arrays   as in depthwise.cl, but filters (channels, filter elements) and partials (parts, channels, filter elements)
-// Launch   depthwise_places: global (blocks of WIDE channels * runs of PLACES, other output positions of an image,
+// Launch   depthwise_positions: global (blocks of WIDE channels * runs of POSITIONS, other positions of an image,
 //          images)
 //          depthwise_sums: global (LANES * groups of blocks, SLICES * parts, 1 if HOLDS, else TAPS_0 * TAPS_1), local
 //          (LANES, SLICES, 1); a part is rows_each rows of output positions, which SLICES work-items share
 // Params   those of spatial.cl
-//          PLACES                  output positions per work-item
+//          POSITIONS               output positions per work-item
 //          TAPS_0, TAPS_1, TAPS    filter elements along each axis
 //          HOLDS                   1 if a work-item holds all elements of its filters (or sums for all of them) in
 //                                  registers
@@ -19,8 +19,8 @@
 #if !defined(TAPS_0) || !defined(TAPS_1) || !defined(HOLDS)
 #error "depthwise_gpu.cl needs TAPS_0, TAPS_1 and HOLDS"
 #endif
-#if !defined(PLACES) || !defined(TAPS) || !defined(SLIDES) || !defined(TURNED) || !defined(LANES) || !defined(SLICES)
-#error "depthwise_gpu.cl needs PLACES, TAPS, SLIDES, TURNED, LANES and SLICES"
+#if !defined(POSITIONS) || !defined(TAPS) || !defined(SLIDES) || !defined(TURNED) || !defined(LANES) || !defined(SLICES)
+#error "depthwise_gpu.cl needs POSITIONS, TAPS, SLIDES, TURNED, LANES and SLICES"
 #endif
 
 #define UNROLL _Pragma("unroll")
@@ -40,14 +40,14 @@
 #define READ_AT(x, line, i) LOAD_CHANNELS(x, ((line + MAX(MIN(i, g->length[2] - 1), 0)) * g->blocks + block) * WIDE, u)
 #if SLIDES
 #define EACH_TAP_OF_RUN(x, line) \
-    UNROLL for (int j = 0; j < PLACES + TAPS - 1; j++) { \
+    UNROLL for (int j = 0; j < POSITIONS + TAPS - 1; j++) { \
         const int i2 = first - g->before[2] + j, there = is_inside(g, 2, i2); \
         ACC u[WIDE]; \
         READ_AT(x, line, i2); \
-        UNROLL for (int t = 0; t < TAPS; t++) { const int p = j - t; if (p >= 0 && p < PLACES) {
+        UNROLL for (int t = 0; t < TAPS; t++) { const int p = j - t; if (p >= 0 && p < POSITIONS) {
 #else
 #define EACH_TAP_OF_RUN(x, line) \
-    UNROLL for (int p = 0; p < PLACES; p++) { \
+    UNROLL for (int p = 0; p < POSITIONS; p++) { \
         UNROLL for (int t = 0; t < TAPS; t++) { { \
             const int i2 = element_of(g, 2, first + p, t), there = is_inside(g, 2, i2); \
             ACC u[WIDE]; \
@@ -55,11 +55,11 @@
 #endif
 #define END_TAP_OF_RUN }}}
 
-__kernel void depthwise_places(__global const T *restrict x, __global const T *restrict filters, __global T *restrict y,
-                               const Geometry geometry) {
+__kernel void depthwise_positions(__global const T *restrict x, __global const T *restrict filters,
+                                  __global T *restrict y, const Geometry geometry) {
     const Geometry *g = &geometry;
     const uint blocks = g->blocks, me = get_global_id(0), row = get_global_id(1);
-    const int block = me % blocks, first = me / blocks * PLACES, o0 = row / g->out[1], o1 = row % g->out[1];
+    const int block = me % blocks, first = me / blocks * POSITIONS, o0 = row / g->out[1], o1 = row % g->out[1];
     const long image = get_global_id(2);
     if (first >= g->out[2]) return;
     filters += (long)block * WIDE * ELEMENTS;
@@ -70,8 +70,8 @@ __kernel void depthwise_places(__global const T *restrict x, __global const T *r
 #else
 #define FILTER(i) LOAD(filters, i)
 #endif
-    ACC sum[PLACES][WIDE];
-    UNROLL for (int p = 0; p < PLACES; p++) EACH_CHANNEL sum[p][c] = 0;
+    ACC sum[POSITIONS][WIDE];
+    UNROLL for (int p = 0; p < POSITIONS; p++) EACH_CHANNEL sum[p][c] = 0;
     UNROLL_HELD for (int k0 = 0; k0 < TAPS_0; k0++) {
         const int i0 = element_of(g, 0, o0, k0);
         if (!is_inside(g, 0, i0)) continue;
@@ -90,7 +90,7 @@ __kernel void depthwise_places(__global const T *restrict x, __global const T *r
         }
     }
     const long to = ((image * g->out[0] + o0) * g->out[1] + o1) * g->out[2] + first;
-    UNROLL for (int p = 0; p < PLACES; p++)
+    UNROLL for (int p = 0; p < POSITIONS; p++)
         if (first + p < g->out[2]) STORE_CHANNELS(y, ((to + p) * g->blocks + block) * WIDE, sum[p]);
 }
 
@@ -108,9 +108,9 @@ void depthwise_sums(__global const T *restrict g_out, __global const T *restrict
         const uint in_images = row / g->out[1];
         const int o1 = row % g->out[1], o0 = in_images % g->out[0];
         const long image = in_images / g->out[0];
-        for (int first = 0; first < g->out[2]; first += PLACES) {
-            ACC v[PLACES][WIDE];
-            UNROLL for (int p = 0; p < PLACES; p++)
+        for (int first = 0; first < g->out[2]; first += POSITIONS) {
+            ACC v[POSITIONS][WIDE];
+            UNROLL for (int p = 0; p < POSITIONS; p++)
                 LOAD_CHANNELS(g_out, ((row * g->out[2] + MIN(first + p, g->out[2] - 1)) * g->blocks + block) * WIDE,
                               v[p]);
             UNROLL for (int o = 0; o < OTHERS; o++) {

@@ -14,15 +14,15 @@
 __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __global INDEX *restrict which,
                        const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->out) {
-        const int k0 = first_inside(g, 0, place.at[0]), k1 = first_inside(g, 1, place.at[1]);
-        const int k2 = first_inside(g, 2, place.at[2]), begun = TAP;  // the largest where all are -inf
+    EACH_POSITION(item, position, g->out) {
+        const int k0 = first_inside(g, 0, position.at[0]), k1 = first_inside(g, 1, position.at[1]);
+        const int k2 = first_inside(g, 2, position.at[2]), begun = TAP;  // the largest where all are -inf
         ACC most[WIDE], v[WIDE];
         int first[WIDE], more[WIDE];
         EACH_CHANNEL most[c] = -INFINITY, first[c] = begun;
-        EACH_ELEMENT(place) {
+        EACH_ELEMENT(position) {
             const int tap = TAP;
-            LOAD_CHANNELS(x, FROM(g->length, place), v);
+            LOAD_CHANNELS(x, FROM(g->length, position), v);
             // nan replaces any maximum and is never replaced; branch-free, in separate loops, so that compilers
             // vectorize
             EACH_CHANNEL more[c] = (most[c] == most[c]) & !(v[c] <= most[c]);
@@ -37,11 +37,11 @@ __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __g
 __kernel void max_pool_backward(__global const T *restrict g_out, __global const INDEX *restrict which,
                                 __global T *restrict dx, const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->length) {
+    EACH_POSITION(item, position, g->length) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
-        EACH_WINDOW(place) {
-            const long from = FROM(g->out, place);
+        EACH_WINDOW(position) {
+            const long from = FROM(g->out, position);
             const int tap = TAP;
             int found[WIDE];
             LOAD_CHANNELS(g_out, from, v);
@@ -68,14 +68,14 @@ INLINE ACC count_of(const Geometry *g, const int *at) {
 __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, const ACC divisor, const long each,
                         const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->out) {
+    EACH_POSITION(item, position, g->out) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
-        EACH_ELEMENT(place) {
-            LOAD_CHANNELS(x, FROM(g->length, place), v);
+        EACH_ELEMENT(position) {
+            LOAD_CHANNELS(x, FROM(g->length, position), v);
             EACH_CHANNEL sum[c] += v[c];
         }
-        const ACC count = divisor != 0 ? divisor : count_of(g, place.at);
+        const ACC count = divisor != 0 ? divisor : count_of(g, position.at);
         EACH_CHANNEL sum[c] /= count;
         STORE_CHANNELS(y, item * WIDE, sum);
     }
@@ -84,13 +84,13 @@ __kernel void mean_pool(__global const T *restrict x, __global T *restrict y, co
 __kernel void mean_pool_backward(__global const T *restrict g_out, __global T *restrict dx, const ACC divisor,
                                  const long each, const Geometry geometry) {
     const Geometry *g = &geometry;
-    EACH_PLACE(item, place, g->length) {
+    EACH_POSITION(item, position, g->length) {
         ACC sum[WIDE], v[WIDE];
         EACH_CHANNEL sum[c] = 0;
-        EACH_WINDOW(place) {
+        EACH_WINDOW(position) {
             const int at[3] = {p0, p1, p2};
             const ACC count = divisor != 0 ? divisor : count_of(g, at);
-            LOAD_CHANNELS(g_out, FROM(g->out, place), v);
+            LOAD_CHANNELS(g_out, FROM(g->out, position), v);
             EACH_CHANNEL sum[c] += v[c] / count;
         }
         STORE_CHANNELS(dx, item * WIDE, sum);

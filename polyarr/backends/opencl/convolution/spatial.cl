@@ -25,27 +25,27 @@ typedef struct {
 typedef struct {
     long image;
     int at[3], block;
-} Place;
+} Position;
 
-INLINE void find_place(Place *place, const Geometry *g, const int *lengths, long item) {
-    place->block = item % g->blocks;
+INLINE void find_position(Position *position, const Geometry *g, const int *lengths, long item) {
+    position->block = item % g->blocks;
     item /= g->blocks;
     _Pragma("unroll") for (int a = 2; a >= 0; a--) {
-        place->at[a] = item % lengths[a];
+        position->at[a] = item % lengths[a];
         item /= lengths[a];
     }
-    place->image = item;
+    position->image = item;
 }
 
-// Advance to the place of the next item without divisions.
-INLINE void step_place(Place *place, const Geometry *g, const int *lengths) {
-    if (++place->block < g->blocks) return;
-    place->block = 0;
+// Advance to the position of the next item without divisions.
+INLINE void step_position(Position *position, const Geometry *g, const int *lengths) {
+    if (++position->block < g->blocks) return;
+    position->block = 0;
     _Pragma("unroll") for (int a = 2; a >= 0; a--) {
-        if (++place->at[a] < lengths[a]) return;
-        place->at[a] = 0;
+        if (++position->at[a] < lengths[a]) return;
+        position->at[a] = 0;
     }
-    place->image++;
+    position->image++;
 }
 
 #if MOVES_WORDS
@@ -85,27 +85,27 @@ INLINE int window_of(const Geometry *g, int a, int i, int k) {
     return o < g->out[a] ? o : -1;
 }
 
-// EACH_ELEMENT and EACH_WINDOW loop over the elements of the window at `place`, or over the windows that cover the
-// input position `place`; per axis, k is the tap and p the position. TAP is the linear index of the tap, FROM the
+// EACH_ELEMENT and EACH_WINDOW loop over the elements of the window at `position`, or over the windows that cover
+// input position `position`; per axis, k is the tap and p the position. TAP is the linear index of the tap, FROM the
 // offset of the element or window.
 #define ELEMENTS_ALONG(a, k, p) \
-    for (int k = 0, p = element_of(g, a, place.at[a], 0); k < g->taps[a]; k++, p += g->dilation[a]) \
+    for (int k = 0, p = element_of(g, a, position.at[a], 0); k < g->taps[a]; k++, p += g->dilation[a]) \
         if (is_inside(g, a, p))
 #define WINDOWS_ALONG(a, k, p) \
-    for (int k = first_of(g, a, place.at[a]), p; k < g->taps[a]; k += g->every[a]) \
-        if ((p = window_of(g, a, place.at[a], k)) >= 0)
+    for (int k = first_of(g, a, position.at[a]), p; k < g->taps[a]; k += g->every[a]) \
+        if ((p = window_of(g, a, position.at[a], k)) >= 0)
 #define EACH(ALONG) ALONG(0, k0, p0) ALONG(1, k1, p1) ALONG(2, k2, p2)
 #define TAP ((k0 * g->taps[1] + k1) * g->taps[2] + k2)
-#define FROM(lengths, place) start_of(g, place.image, lengths, p0, p1, p2, place.block)
-#define EACH_ELEMENT(place) EACH(ELEMENTS_ALONG)
-#define EACH_WINDOW(place) EACH(WINDOWS_ALONG)
+#define FROM(lengths, position) start_of(g, position.image, lengths, p0, p1, p2, position.block)
+#define EACH_ELEMENT(position) EACH(ELEMENTS_ALONG)
+#define EACH_WINDOW(position) EACH(WINDOWS_ALONG)
 
-// Loop over the `each` consecutive items of a work-item; EACH_PLACE also tracks the place of each.
+// Loop over the `each` consecutive items of a work-item; EACH_POSITION also tracks the position of each.
 #define EACH_ITEM(item, total) \
     for (long item = get_global_id(0) * each, end = MIN(item + each, total); item < end; item++)
-#define EACH_PLACE(item, place, lengths) \
-    Place place; \
-    find_place(&place, g, lengths, get_global_id(0) * each); \
+#define EACH_POSITION(item, position, lengths) \
+    Position position; \
+    find_position(&position, g, lengths, get_global_id(0) * each); \
     for (long item = get_global_id(0) * each, \
               end = MIN(item + each, g->images * lengths[0] * lengths[1] * lengths[2] * g->blocks); \
-         item < end; item++, step_place(&place, g, lengths))
+         item < end; item++, step_position(&position, g, lengths))

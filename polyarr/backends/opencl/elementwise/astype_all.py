@@ -12,7 +12,7 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, types, vector_types
 from polyarr.core.spec import Spec
 
-PLACES = 24  # arrays per launch: astype_all.cl has as many sets of arguments
+MAX_ARRAYS = 24  # arrays per launch: astype_all.cl has as many sets of arguments
 
 
 def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...], *, dtype: np.dtype) -> tuple:
@@ -22,13 +22,14 @@ def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...]
     sources = [dense(device, x) for x in arrays]
     results = device.fresh_all(out, [device.plans[allocation_of](spec) for spec in out])
     filled = [i for i, spec in enumerate(out) if spec.size]
-    for first in range(0, len(filled), PLACES):
-        members = filled[first : first + PLACES]
+    for first in range(0, len(filled), MAX_ARRAYS):
+        members = filled[first : first + MAX_ARRAYS]
         sizes = tuple([out[i].size for i in members])
         plan = device.plans[_plan](arrays[0].dtype, dtype, sizes)
         args = [memory for i in members for memory in (sources[i].memory, results[i].memory)]
-        unread = [args[0], args[1]] * (PLACES - len(members))  # placeholders for unused argument slots
-        plan.kernel(plan.work, plan.group, *args, *unread, struct.pack(f"{PLACES}q", *sizes, *[0] * (len(unread) // 2)))
+        unread = [args[0], args[1]] * (MAX_ARRAYS - len(members))  # placeholders for unused argument slots
+        lengths = struct.pack(f"{MAX_ARRAYS}q", *sizes, *[0] * (len(unread) // 2))
+        plan.kernel(plan.work, plan.group, *args, *unread, lengths)
     return tuple(results)
 
 

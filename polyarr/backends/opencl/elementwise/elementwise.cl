@@ -38,7 +38,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
-#include "places.cl"
+#include "unravel.cl"
 
 #define ABSENT 0
 #define NUMBER 1
@@ -161,7 +161,7 @@ DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, OUT_ACC, OUT_WORD)
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict out, const long out_offset,
                  const Layout layout START_PARAMETER) {
-    INDEX place[NDIM];
+    INDEX index[NDIM];
 #ifdef START
     const long moved = start_of(start_data[start_offset], first_start, last_start, axis_length, fault, call);
     const long x_first = x_offset + moved * x_step, out_first = out_offset + moved * out_step;
@@ -171,12 +171,12 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
     for (long i = start, run; i < stop; i += run) {
-        locate((INDEX)i, layout.shape, place);
-        run = MIN(layout.shape[NDIM - 1] - (long)place[NDIM - 1], stop - i);
-        const long x_base = x_first + distance_to(place, layout.x);
-        const long y_base = y_offset + distance_to(place, layout.y);
-        const long c_base = c_offset + distance_to(place, layout.c);
-        const long out_base = out_first + distance_to(place, layout.out);
+        unravel((INDEX)i, layout.shape, index);
+        run = MIN(layout.shape[NDIM - 1] - (long)index[NDIM - 1], stop - i);
+        const long x_base = x_first + distance_to(index, layout.x);
+        const long y_base = y_offset + distance_to(index, layout.y);
+        const long c_base = c_offset + distance_to(index, layout.c);
+        const long out_base = out_first + distance_to(index, layout.out);
 #ifdef USUAL
         for (long first = 0, last; first < run; first = last) {
             last = MIN(first + SPAN, run);
@@ -205,11 +205,11 @@ void elementwise(X_PARAMETER Y_PARAMETER C_PARAMETER __global OUT_T *restrict ou
     for (int turn = 0; turn < PER_ITEM; turn++) {
         const long i = (start + turn * WG) * VECTOR;
         if (is_whole || i < layout.size) {
-            locate((INDEX)i, layout.shape, place);
-            const long x_base = x_first + distance_to(place, layout.x);
-            const long y_base = y_offset + distance_to(place, layout.y);
-            const long c_base = c_offset + distance_to(place, layout.c);
-            const long out_base = out_first + distance_to(place, layout.out);
+            unravel((INDEX)i, layout.shape, index);
+            const long x_base = x_first + distance_to(index, layout.x);
+            const long y_base = y_offset + distance_to(index, layout.y);
+            const long c_base = c_offset + distance_to(index, layout.c);
+            const long out_base = out_first + distance_to(index, layout.out);
 #if VECTOR > 1
             const int count = is_whole ? VECTOR : (int)MIN((long)VECTOR, layout.size - i);
             if (is_aligned) COMPUTE_VECTOR(count)

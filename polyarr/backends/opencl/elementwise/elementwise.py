@@ -101,7 +101,7 @@ USUAL = {
 COPY, WHERE = "x", "c ? x : y"
 
 ABSENT, NUMBER = "ABSENT", "NUMBER"
-LAYOUT, PLACE = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
+LAYOUT, POINTER = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
 INT64 = np.dtype("int64")
 STEPS = {0: "REPEATED", 1: "DENSE"}
 START_ARGUMENTS = (None, *(INT64,) * 6, None, INT64)  # types of the kernel arguments of a Start
@@ -179,11 +179,11 @@ def launch(
     result, arguments = target or device.fresh(out, *plan.room), []
     for operand in (x, y, condition):
         if type(operand) is Buffer:
-            arguments += operand[PLACE]
+            arguments += operand[POINTER]
         elif operand is not None:
             arguments.append(evaluate(plan.argument, operand))
-    moved = () if start is None else (*start.number[PLACE], *start[1:4], *start.steps, *start.fault)
-    plan.kernel(plan.work, plan.group, *arguments, *result[PLACE], plan.layout, *moved)
+    moved = () if start is None else (*start.number[POINTER], *start[1:4], *start.steps, *start.fault)
+    plan.kernel(plan.work, plan.group, *arguments, *result[POINTER], plan.layout, *moved)
     return result
 
 

@@ -28,9 +28,9 @@ typedef PAIR(ACC) ACC2;
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
-// PLACE(k) is the index of element k of a share in its chunk. Elements [low, high) of a chunk belong to the row.
-#define PLACE(k) (((k) / VECTOR * LANES + me) * VECTOR + (k) % VECTOR)
-#define IS_OWN(k) ((EVEN || PLACE(k) >= low) && PLACE(k) < high)
+// IN_CHUNK(k) is the index of element k of a share in its chunk. Elements [low, high) of a chunk belong to the row.
+#define IN_CHUNK(k) (((k) / VECTOR * LANES + me) * VECTOR + (k) % VECTOR)
+#define IS_OWN(k) ((EVEN || IN_CHUNK(k) >= low) && IN_CHUNK(k) < high)
 
 // Read a share of the chunk that begins at p; `other` replaces elements that do not belong to the row.
 static inline void read_share(__global const T *restrict p, int low, int high, int me, ACC other, ACC *v) {
@@ -152,19 +152,19 @@ static inline ACC shared_exponentials(__global const T *restrict x, size_t start
         for (int turn = 0; turn < ROWS; turn++) { \
             barrier(CLK_LOCAL_MEM_FENCE); \
             if (turn == set) \
-                EACH_OF_SHARE totals[PLACE(k)] = turn ? totals[PLACE(k)] + name##_sum[k] : name##_sum[k]; \
+                EACH_OF_SHARE totals[IN_CHUNK(k)] = turn ? totals[IN_CHUNK(k)] + name##_sum[k] : name##_sum[k]; \
         } \
         barrier(CLK_LOCAL_MEM_FENCE); \
         for (int c = set * LANES + me; c < cols; c += LANES * ROWS) name##_total[c] = totals[c]; \
     }
 #else
-#define WRITE_SUMS(name, cols) EACH_OF_SHARE if (PLACE(k) < cols) name##_total[PLACE(k)] = name##_sum[k];
+#define WRITE_SUMS(name, cols) EACH_OF_SHARE if (IN_CHUNK(k) < cols) name##_total[IN_CHUNK(k)] = name##_sum[k];
 #endif
 #else
 #define SUMS_OF_COLUMNS(name, partials, cols) \
     __global ACC *name##_total = (partials) + get_group_id(0) * (cols); \
     for (size_t at = 0; at < cols; at += CHUNK) \
-        EACH_OF_SHARE if (at + PLACE(k) < cols) name##_total[at + PLACE(k)] = 0;
-#define ADD_TO_COLUMN(name, value) if (PLACE(k) < high) name##_total[at + PLACE(k)] += value;
+        EACH_OF_SHARE if (at + IN_CHUNK(k) < cols) name##_total[at + IN_CHUNK(k)] = 0;
+#define ADD_TO_COLUMN(name, value) if (IN_CHUNK(k) < high) name##_total[at + IN_CHUNK(k)] += value;
 #define WRITE_SUMS(name, cols)
 #endif

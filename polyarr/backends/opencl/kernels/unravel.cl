@@ -3,24 +3,24 @@
 // Params   NDIM     number of axes, at least 1
 //          INDEX    unsigned type that can count the elements
 #if !defined(NDIM) || !defined(INDEX)
-#error "places.cl needs NDIM and INDEX"
+#error "unravel.cl needs NDIM and INDEX"
 #endif
 
-// Unravel index i of a row-major array of this shape into place[].
-static inline void locate(INDEX i, const long *shape, INDEX *place) {
+// Unravel index i of a row-major array of this shape into index[].
+static inline void unravel(INDEX i, const long *shape, INDEX *index) {
 #pragma unroll
     for (int axis = NDIM - 1; axis > 0; axis--) {
         const INDEX length = (INDEX)shape[axis], quotient = i / length;
-        place[axis] = i - quotient * length;
+        index[axis] = i - quotient * length;
         i = quotient;
     }
-    place[0] = i;
+    index[0] = i;
 }
 
 // The offset of an index under these strides.
-static inline long distance_to(const INDEX *place, const long *strides) {
+static inline long distance_to(const INDEX *index, const long *strides) {
     long sum = 0;
 #pragma unroll
-    for (int axis = 0; axis < NDIM; axis++) sum += place[axis] * strides[axis];
+    for (int axis = 0; axis < NDIM; axis++) sum += index[axis] * strides[axis];
     return sum;
 }

@@ -73,9 +73,9 @@ INLINE void write_maps(MAPPED, const int me) {
 
 // Hide the value of an address from the optimizer. Otherwise it hoists the addresses of all matrices out of the loop
 // and runs out of registers.
-INLINE uint opaque(uint place) {
-    asm volatile("mov.b32 %0, %0;" : "+r"(place));
-    return place;
+INLINE uint opaque(uint address) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(address));
+    return address;
 }
 
 // Store sum * factor to rows row and row + 8, if below `rows`.

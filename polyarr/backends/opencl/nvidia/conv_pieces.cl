@@ -26,9 +26,9 @@ void conv_pieces(__global const T *restrict x, __global T *restrict y, const Geo
     const uint line = g->length[2] * CHANNELS, height = g->length[1], high = g->out[1];
     const int first = element_of(g, 2, column, 0) * CHANNELS;
     if (column >= g->out[2]) return;
-    for (long place = get_global_id(1); place < g->images * high; place += get_global_size(1)) {
-        const uint image = (uint)place / high;
-        const int row = element_of(g, 1, (uint)place % high, 0);
+    for (long position = get_global_id(1); position < g->images * high; position += get_global_size(1)) {
+        const uint image = (uint)position / high;
+        const int row = element_of(g, 1, (uint)position % high, 0);
         int r = begin / ROW, in_row = begin % ROW;
         ACC v[WIDE];
         EACH_CHANNEL {
@@ -36,6 +36,6 @@ void conv_pieces(__global const T *restrict x, __global T *restrict y, const Geo
             v[c] = r < ROWS && i < height && at < line ? LOAD(x, (((long)image * height + i) * TERMS + part) * line + at) : 0;
             if (++in_row == ROW) in_row = 0, r++;
         }
-        STORE_CHANNELS(y, (place * g->out[2] * BLOCKS + me) * WIDE, v);
+        STORE_CHANNELS(y, (position * g->out[2] * BLOCKS + me) * WIDE, v);
     }
 }

@@ -74,9 +74,9 @@ def product(
     cut = cut_of(weight.shape, stride, dilation)
     if cut is None:
         return None
-    places, n = _two(out.shape[1:-1]), out.shape[-1]
-    to = (0, places[1] * n, n), prod(out.shape[1:])
-    layer = _layer(cut, x.shape[0], n, places)._replace(start=to[0], target=to[1])
+    positions, n = _two(out.shape[1:-1]), out.shape[-1]
+    to = (0, positions[1] * n, n), prod(out.shape[1:])
+    layer = _layer(cut, x.shape[0], n, positions)._replace(start=to[0], target=to[1])
     if not _accepts(device, out.dtype, x, layer, epilogue):
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
@@ -106,10 +106,10 @@ def weight_gradient(
     return reshaped(dense(device, found), out.shape)
 
 
-def _layer(cut: Cut, images: int, outputs: int, places: tuple[int, int]) -> Layer:
+def _layer(cut: Cut, images: int, outputs: int, positions: tuple[int, int]) -> Layer:
     elements = tuple(Element((i * cut.apart, 0), i) for i in range(cut.count))
-    lengths = places[0] + (cut.count - 1) * cut.apart, places[1]
-    return Layer(images, STEP, outputs, lengths, places, (1, 1), elements, cut.count)
+    lengths = positions[0] + (cut.count - 1) * cut.apart, positions[1]
+    return Layer(images, STEP, outputs, lengths, positions, (1, 1), elements, cut.count)
 
 
 def _accepts(device: Device, dtype: np.dtype, x: Buffer, layer: Layer, epilogue: Epilogue) -> bool:
@@ -124,24 +124,24 @@ def _pieces(
 ) -> Buffer:
     """Return x packed into pieces; with split precision, its packed terms, which are added to known."""
     before, _ = zip(*padding, strict=True)
-    places = layer.lengths, _two(stride), _two(before, 0)
+    positions = layer.lengths, _two(stride), _two(before, 0)
     if terms == 1:
-        return gathered(device, _image(dense(device, x)), cut, *places)
+        return gathered(device, _image(dense(device, x)), cut, *positions)
     if NAMES[0] not in known:
         x = dense(device, x)
         whole = DenseOperand("x", x.memory, x.size // FOUR, x.shape[-2] * x.shape[-1] // FOUR)
         (found,) = split_side_by_side(device, (whole,), terms, {})
         image = found.terms._replace(shape=_image(x).shape)
-        known[NAMES[0]] = SplitOperand(gathered(device, image, cut, *places, terms), found.flag)
+        known[NAMES[0]] = SplitOperand(gathered(device, image, cut, *positions, terms), found.flag)
     return known[NAMES[0]].terms
 
 
 def gathered(
-    device: Device, x: Buffer, cut: Cut, places: tuple[int, int], stride: tuple[int, int], before: tuple[int, int],
+    device: Device, x: Buffer, cut: Cut, positions: tuple[int, int], stride: tuple[int, int], before: tuple[int, int],
     terms: int = 1,
 ) -> Buffer:  # fmt: skip
     """Return the pieces at these positions of dense images, or of split terms that lie side by side in their rows."""
-    result = device.empty(Spec((x.shape[0], *places, terms * STEP), x.dtype))
+    result = device.empty(Spec((x.shape[0], *positions, terms * STEP), x.dtype))
     launch, packed = device.plans[_plan](x.dtype, x.shape, result.shape, cut, stride, before, terms)
     launch.kernel(launch.work, launch.group, x.memory, result.memory, packed)
     return result

@@ -11,7 +11,7 @@ import numpy as np
 
 from polyarr.backends.opencl.convolution.conv import IM2COL, ConvVariant, convolved, gradient_of_weight
 from polyarr.backends.opencl.convolution.conv_layout import filters_of, padded, rows_of, zeros
-from polyarr.backends.opencl.convolution.conv_params import EACH_PLACE, ConvParams, Phase, phases_of
+from polyarr.backends.opencl.convolution.conv_params import EACH_POSITION, ConvParams, Phase, phases_of
 from polyarr.backends.opencl.copying.copy import dense, write
 from polyarr.backends.opencl.gemm.product import Epilogue
 from polyarr.backends.opencl.nvidia import conv_pieces, conv_wgmma, mma
@@ -60,8 +60,8 @@ def _input_gradient(
         return None
     rows, filters = rows_of(device, g), filters_of(device, weight)
     line, single = Spec((1, rows.shape[0], out.shape[-1]), out.dtype), (filters.shape[0], 1, filters.shape[1])
-    given, every_place = (_as_line(rows), reshaped(filters, single)), [[EACH_PLACE._replace(places=rows.shape[0])]]
-    found = _implicit_gemm_phases(device, line, *given, every_place, POINTWISE, epilogue, known)
+    given, phases = (_as_line(rows), reshaped(filters, single)), [[EACH_POSITION._replace(positions=rows.shape[0])]]
+    found = _implicit_gemm_phases(device, line, *given, phases, POINTWISE, epilogue, known)
     return found and reshaped(found, out.shape)
 
 
@@ -83,14 +83,14 @@ def _implicit_gemm(
     epilogue: Epilogue, known: SplitOperands,
 ) -> tuple[Buffer, Buffer | None] | None:  # fmt: skip
     """Return the convolution by TMA tiles of images; None if there are no kernels for it."""
-    joined, places = groups_to_merge(params.groups, weight), _pair(out.shape[1:-1], 1)
+    joined, positions = groups_to_merge(params.groups, weight), _pair(out.shape[1:-1], 1)
     if not joined or len(params.stride) > 2:
         return None
     layer = conv_wgmma.Layer(
         x.shape[0], joined * weight[-1], weight[0],
-        _in_strides(_pair(x.shape[1:-1], 1), _pair(params.stride, 1)), places, _pair(params.stride, 1),
+        _in_strides(_pair(x.shape[1:-1], 1), _pair(params.stride, 1)), positions, _pair(params.stride, 1),
         _elements(weight[1:-1], params), prod(weight[1:-1]),
-        start=(0, places[1] * out.shape[-1], out.shape[-1]), target=prod(out.shape[1:]),
+        start=(0, positions[1] * out.shape[-1], out.shape[-1]), target=prod(out.shape[1:]),
         groups=params.groups // joined, joined=joined,
     )  # fmt: skip
     if not conv_wgmma.accepts(device, out.dtype, (layer,), epilogue):
@@ -124,7 +124,7 @@ def _implicit_gemm_phases(
         )  # fmt: skip
         start = (rows.first * wide + columns.first) * c, strides[0] * wide * c, strides[1] * c
         layers.append(conv_wgmma.Layer(
-            g.shape[0], g.shape[-1] // groups, c, _pair(g.shape[1:-1], 1), (rows.places, columns.places), (1, 1),
+            g.shape[0], g.shape[-1] // groups, c, _pair(g.shape[1:-1], 1), (rows.positions, columns.positions), (1, 1),
             elements, prod(kernel),
             turned=True, start=start, target=prod(out.shape[1:]),
             groups=groups, joined=joined,

@@ -11,7 +11,7 @@
 // 2: the gradient of a weight. x is the gradient of the result and y the im2col view, both with positions along k. A
 // step of k is a TMA tile of 64 positions, and 64 columns are channels of one filter element.
 //
-// Arrays   places (int4):
+// Arrays   entries (int4):
 //          IMAGES 1: for each TMA tile its width, height and image; from `deep` on two entries per step: the offset of
 //          its channels and filter element (channel, width, row, height), and the coordinates of its rows of y (row,
 //          matrix)
@@ -54,29 +54,29 @@ INLINE void tma_load_image(uint to, __global const ulong *map, int channel, int 
         "[%1, {%2, %3, %4, %5, %6}], [%7];"
         ::"r"(to), "l"(map), "r"(channel), "r"(width), "r"(row), "r"(height), "r"(image), "r"(barrier) : "memory");
 }
-INLINE void tma_store_image(__global const ulong *map, int channel, int4 place, uint from) {
+INLINE void tma_store_image(__global const ulong *map, int channel, int4 entry, uint from) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];"
-                 ::"l"(map), "r"(channel), "r"(place.x), "r"(place.y), "r"(place.z), "r"(from) : "memory");
+                 ::"l"(map), "r"(channel), "r"(entry.x), "r"(entry.y), "r"(entry.z), "r"(from) : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
 // Find what is constant over the steps of a tile of the result: its TMA tiles, row, column and first channel.
-INLINE void boxes_find(Boxes *boxes, const Images *images, __global const int4 *places, int row, int column) {
+INLINE void boxes_find(Boxes *boxes, const Images *images, __global const int4 *entries, int row, int column) {
     boxes->row = row;
     boxes->column = column;
     boxes->first = (IMAGES == 1 ? column : row) / images->group * images->group_channels;
 #if IMAGES == 1
     if (!Y_ALONG_K) boxes->column = column % images->group;
-    UNROLL for (int i = 0; i < 2; i++) boxes->box[i] = places[row / 64 + i];
+    UNROLL for (int i = 0; i < 2; i++) boxes->box[i] = entries[row / 64 + i];
 #else
-    UNROLL for (int i = 0; i < COLUMNS / 64; i++) boxes->box[i] = places[MIN(column / 64 + i, images->columns - 1)];
+    UNROLL for (int i = 0; i < COLUMNS / 64; i++) boxes->box[i] = entries[MIN(column / 64 + i, images->columns - 1)];
 #endif
 }
 
-INLINE Step step_of(const Images *images, __global const int4 *places, int step) {
+INLINE Step step_of(const Images *images, __global const int4 *entries, int step) {
     Step found;
-    found.there = places[images->deep + IMAGES % 2 * step + step];
-    found.other = IMAGES == 1 ? places[images->deep + 2 * step + 1] : found.there;
+    found.there = entries[images->deep + IMAGES % 2 * step + step];
+    found.other = IMAGES == 1 ? entries[images->deep + 2 * step + 1] : found.there;
     return found;
 }
 
@@ -120,7 +120,7 @@ INLINE float image_at(const Images *images, __global const ushort *image, long a
 }
 
 // Find position r of a TMA tile, in at[]; return 0 if it does not exist.
-INLINE int place_in(const Images *images, int4 box, int r, int *at) {
+INLINE int position_in(const Images *images, int4 box, int r, int *at) {
     at[0] = box.x + r % images->box[0];
     at[1] = box.y + r / images->box[0] % images->box[1];
     at[2] = box.z + r / images->box[0] / images->box[1];
@@ -129,8 +129,9 @@ INLINE int place_in(const Images *images, int4 box, int r, int *at) {
 
 // Compute the product in plain float32 arithmetic. Slow fallback for non-finite operands: split into terms, an infinity
 // would be multiplied by terms that are 0, which gives nan.
-INLINE void multiply_numbers(const Images *images, __global const int4 *places, long m, long n, int k, __global const ushort *x,
-                             __global const ushort *y, __global const T *bias, __global T *out, __global T *saved) {
+INLINE void multiply_numbers(const Images *images, __global const int4 *entries, long m, long n, int k,
+                             __global const ushort *x, __global const ushort *y, __global const T *bias,
+                             __global T *out, __global T *saved) {
     out += images->out_start;
     if (SAVE) saved += images->out_start;
     for (long item = get_global_id(0); item < m * n; item += get_global_size(0)) {
@@ -139,10 +140,10 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
         float v = 0;
         int at[3];
 #if IMAGES == 1
-        if (!place_in(images, places[row / 64], row % 64, at)) continue;
+        if (!position_in(images, entries[row / 64], row % 64, at)) continue;
         const int own = in_result % images->group / images->own * images->own_channels;
         for (int i = 0; i < k / 64; i++) {
-            const Step step = step_of(images, places, i);
+            const Step step = step_of(images, entries, i);
             float sum = 0;
             for (int j = 0; j < 64; j++) {
                 const int channel = step.other.x % images->group_channels + j;
@@ -158,12 +159,12 @@ INLINE void multiply_numbers(const Images *images, __global const int4 *places, 
         }
         const long to = at[0] * images->out_step[0] + at[1] * images->out_step[1] + at[2] * images->out_step[2] + column;
 #else
-        const int4 there = places[column / 64];
+        const int4 there = entries[column / 64];
         for (int i = 0; i < k / 64; i++) {
-            const Step step = step_of(images, places, i);
+            const Step step = step_of(images, entries, i);
             float sum = 0;
             for (int j = 0; j < 64; j++) {
-                if (!place_in(images, step.there, j, at)) continue;
+                if (!position_in(images, step.there, j, at)) continue;
                 const long line = ((long)at[2] * images->count[1] + at[1]) * images->count[0] + at[0];
                 const float right = image_at(images, y, images->y_apart, there.x + first + column % 64, at[0] + there.y, there.z,
                                              at[1] + there.w, at[2]);

@@ -85,17 +85,17 @@
 #endif
 #if X_ALONG_K
 #define X_TRANSPOSED 0
-#define X_MATRIX(place, part) DESCRIPTOR_K_MAJOR((place) + (part) * 32)
+#define X_MATRIX(address, part) DESCRIPTOR_K_MAJOR((address) + (part) * 32)
 #else
 #define X_TRANSPOSED 1
-#define X_MATRIX(place, part) DESCRIPTOR_MN_MAJOR((place) + (part) * 2048)
+#define X_MATRIX(address, part) DESCRIPTOR_MN_MAJOR((address) + (part) * 2048)
 #endif
 #if Y_ALONG_K
 #define Y_TRANSPOSED 0
-#define Y_MATRIX(place, part) DESCRIPTOR_K_MAJOR((place) + (part) * 32)
+#define Y_MATRIX(address, part) DESCRIPTOR_K_MAJOR((address) + (part) * 32)
 #else
 #define Y_TRANSPOSED 1
-#define Y_MATRIX(place, part) DESCRIPTOR_MN_MAJOR((place) + (part) * 2048)
+#define Y_MATRIX(address, part) DESCRIPTOR_MN_MAJOR((address) + (part) * 2048)
 #endif
 
 // ---- scheduling -------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ INLINE int2 walk_at(const Numbers *a, int step) {
 
 #if IMAGES
 INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps, const Images *images,
-                    __global const int4 *places) {
+                    __global const int4 *entries) {
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
     uint stage = 0, phase = 1;
@@ -184,9 +184,9 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps,
     map_acquire(maps + 16);
     while (next_piece(a, &walk, &piece)) {
         Boxes boxes;
-        boxes_find(&boxes, images, places, piece.row, piece.column);
+        boxes_find(&boxes, images, entries, piece.row, piece.column);
         int2 at = walk_at(a, piece.from);
-        Step next = step_of(images, places, at.y);
+        Step next = step_of(images, entries, at.y);
         for (int step = piece.from; step < piece.to; step++) {
             const Step now = next;
             const uint x_at = local_at + stage * STAGE_BYTES, y_at = x_at + X_BYTES, full = local_at + FULL_AT + stage * 8;
@@ -201,7 +201,7 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps,
             boxes_load(x_at, y_at, maps, images, &boxes, now, x_part, y_part, full);
             if (TOGETHER) boxes_load(x_at + PART_BYTES, y_at + PART_BYTES, maps, images, &boxes, now, 1, 1, full);
             at = walk_at(a, MIN(step + 1, a->steps - 1));
-            next = step_of(images, places, at.y);
+            next = step_of(images, entries, at.y);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
@@ -321,7 +321,7 @@ INLINE void write_chunk(__global ushort *out, uint chunk_at, const Numbers *a, c
 }
 
 #if IMAGES == 1
-#define CHUNK_OUT(target, map) if (first) tma_store_image(map, column, places[row / 64], chunk_at)
+#define CHUNK_OUT(target, map) if (first) tma_store_image(map, column, entries[row / 64], chunk_at)
 #elif ALIGNED
 #define CHUNK_OUT(target, map) if (first) tma_store(map, column, row, piece.matrix, chunk_at)
 #else
@@ -378,7 +378,7 @@ INLINE void multiply_numbers(const Numbers *a, __global const ushort *x, __globa
     __global T *saved, __global const uint *x_special, __global const uint *y_special, __global const ulong *maps, \
     __global ulong *own_maps, __global uint *flags, const long x_start, const long y_start, const Numbers a
 #if IMAGES
-__kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *places, const Images images) {
+__kernel ATTRIBUTES void matmul_of_images(ARGUMENTS, __global const int4 *entries, const Images images) {
 #else
 __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #endif
@@ -389,7 +389,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #if TERMS > 1
     if (*x_special | *y_special) {
 #if IMAGES
-        multiply_numbers(&images, places, a.m, a.n, a.k, x, y, bias, out, saved);
+        multiply_numbers(&images, entries, a.m, a.n, a.k, x, y, bias, out, saved);
 #else
         multiply_numbers(&a, x, y, bias, out, saved);
 #endif
@@ -418,7 +418,7 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     if (side == HALVES) {
         SETMAXNREG_DEC(40);
 #if IMAGES
-        if (in_half == 0) copy_in(&a, local_at, own_maps, &images, places);
+        if (in_half == 0) copy_in(&a, local_at, own_maps, &images, entries);
 #else
         if (in_half == 0) copy_in(&a, local_at, own_maps);
 #endif

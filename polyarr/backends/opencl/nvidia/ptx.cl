@@ -11,9 +11,9 @@
 #define TEXT(x) TEXT_OF(x)
 
 INLINE uint local_address(__local const void *p) {
-    uint place;
-    asm("cvt.u32.u64 %0, %1;" : "=r"(place) : "l"(p));
-    return place;
+    uint address;
+    asm("cvt.u32.u64 %0, %1;" : "=r"(address) : "l"(p));
+    return address;
 }
 
 // Round two floats to 16 bits and pack them into a word, the first in its lower half.

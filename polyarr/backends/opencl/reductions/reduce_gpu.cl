@@ -27,12 +27,12 @@
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
-// Read elements place .. place + VECTOR - 1 of the row at x; `other` replaces those outside of [begin, end).
-static inline void read_part(__global const T *restrict x, long place, long begin, long end, ACC other, ACC *v) {
-    if (place >= begin && place + VECTOR <= end)
-        read_vector(x + place, 0, VECTOR, v);
+// Read elements position .. position + VECTOR - 1 of the row at x; `other` replaces those outside of [begin, end).
+static inline void read_part(__global const T *restrict x, long position, long begin, long end, ACC other, ACC *v) {
+    if (position >= begin && position + VECTOR <= end)
+        read_vector(x + position, 0, VECTOR, v);
     else
-        EACH_OF_VECTOR v[k] = place + k >= begin && place + k < end ? LOAD(x, place + k) : other;
+        EACH_OF_VECTOR v[k] = position + k >= begin && position + k < end ? LOAD(x, position + k) : other;
 }
 
 // Declare a work-item's row and part: me, team, row, part, x_row, begin and end, and `aligned`, the index at which
@@ -78,33 +78,33 @@ void arg_rows(__global const T *restrict x, const long offset, __global OUT_T *r
               const long inner, const long length, const long outer_stride, const long inner_stride,
               const long part_length) {
     __local ACC bests[WG];
-    __local long places[WG];
+    __local long positions[WG];
     PART_OF_ROW
     const ACC first = begin < end ? LOAD(x_row, begin) : 0;
     ACC best = first;
-    long place = 0;
+    long position = 0;
     for (long at = aligned + me * VECTOR; at < end; at += AT_ONCE * STEP) {
         ACC v[AT_ONCE][VECTOR];
         _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++) read_part(x_row, at + j * STEP, begin, end, first, v[j]);
         _Pragma("unroll") for (int j = 0; j < AT_ONCE; j++)
             EACH_OF_VECTOR if (IS_BETTER(v[j][k], best)) {
                 best = v[j][k];
-                place = at + j * STEP + k;
+                position = at + j * STEP + k;
             }
     }
     bests[team + me] = best;
-    places[team + me] = place;
+    positions[team + me] = position;
     for (int step = LANES / 2; step > 0; step /= 2) {
         barrier(CLK_LOCAL_MEM_FENCE);
         if (me < step) {
             const ACC v = bests[team + me + step];
-            const long other = places[team + me + step];
+            const long other = positions[team + me + step];
             const int is_equal = v == best || (v != v && best != best);
-            if (is_equal ? other < place : IS_BETTER(v, best)) {
+            if (is_equal ? other < position : IS_BETTER(v, best)) {
                 bests[team + me] = best = v;
-                places[team + me] = place = other;
+                positions[team + me] = position = other;
             }
         }
     }
-    if (me == 0 && row < rows) STORE(out, row, place);
+    if (me == 0 && row < rows) STORE(out, row, position);
 }

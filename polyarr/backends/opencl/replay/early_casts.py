@@ -4,7 +4,7 @@
 import math
 
 from polyarr import ops
-from polyarr.backends.opencl.elementwise.astype_all import PLACES
+from polyarr.backends.opencl.elementwise.astype_all import MAX_ARRAYS
 from polyarr.core.program import Program, Step, flat
 
 MAX_CAST_BYTES = 32 << 20  # bytes that one launch casts
@@ -33,7 +33,7 @@ def _parts(sizes: list[int]) -> list[list[int]]:
     """Return indices of neighboring arrays of these sizes in bytes, grouped so that each group fits one launch."""
     found, remaining = list[list[int]](), -math.inf
     for i, nbytes in enumerate(sizes):
-        if remaining < nbytes or len(found[-1]) == PLACES:
+        if remaining < nbytes or len(found[-1]) == MAX_ARRAYS:
             found.append([])
             remaining = MAX_CAST_BYTES
         found[-1].append(i)

@@ -5,7 +5,7 @@
 // Params   PARAMETERS                  kernel arguments: numbers n0 .., inputs p0 .. with offsets o0 .., outputs q0 ..;
 //                                      see fusion.py
 //          FUNCTIONS                   DEFINE_VECTOR for each of their dtypes
-//          BASES                       declares b0 ..: offsets of the inputs' elements that belong to index `place` of
+//          BASES                       declares b0 ..: offsets of the inputs' elements at `index` of
 //                                      out
 //          LOADS(j)                    declares v0 ..: the inputs' values j elements after the bases
 //          LINKS                       declares the value of each op in turn, rounded to the dtype of its result;
@@ -32,7 +32,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
-#include "places.cl"
+#include "unravel.cl"
 
 // Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
@@ -54,13 +54,13 @@ FUNCTIONS
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void fusion(PARAMETERS const Layout layout) {
-    INDEX place[NDIM];
+    INDEX index[NDIM];
     const float one = layout.block != 0;
 #if WG == 1
     const long start = (long)get_group_id(0) * layout.block, stop = MIN(start + layout.block, layout.size);
     for (long i = start, run; i < stop; i += run) {
-        locate((INDEX)i, layout.shape, place);
-        run = MIN(layout.shape[NDIM - 1] - (long)place[NDIM - 1], stop - i);
+        unravel((INDEX)i, layout.shape, index);
+        run = MIN(layout.shape[NDIM - 1] - (long)index[NDIM - 1], stop - i);
         BASES
         WIDELY for (long j = 0; j < run; j++) {
             LOADS(j)
@@ -75,7 +75,7 @@ void fusion(PARAMETERS const Layout layout) {
     for (int turn = 0; turn < PER_ITEM; turn++) {
         const long i = (start + turn * WG) * VECTOR;
         if (is_whole || i < layout.size) {
-            locate((INDEX)i, layout.shape, place);
+            unravel((INDEX)i, layout.shape, index);
             BASES
 #if VECTOR > 1
             const int count = is_whole ? VECTOR : (int)MIN((long)VECTOR, layout.size - i);

@@ -20,7 +20,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
-#include "places.cl"
+#include "unravel.cl"
 #include "join.cl"
 
 // Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
@@ -75,11 +75,11 @@ typedef struct {
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void fusion_rows(PARAMETERS __global T *restrict kept, const Layout layout) {
     __local A lanes[LANES];
-    INDEX place[NDIM];
+    INDEX index[NDIM];
     const long columns = layout.shape[NDIM - 1], first = (long)get_group_id(0) * layout.block;
     for (long row = first; row < MIN(first + layout.block, layout.rows); row++) {
         const long i = row * columns;
-        locate((INDEX)i, layout.shape, place);
+        unravel((INDEX)i, layout.shape, index);
         BASES
         PHASES
     }

@@ -123,7 +123,7 @@ class Rows(NamedTuple):
 
     @property
     def macros(self) -> dict[str, int | str]:
-        """The macros of places.cl."""
+        """The macros of unravel.cl."""
         is_small = self.count * self.columns < 1 << 31
         return {"NDIM": len(self.shape), "ARRAYS": len(self.steps), "INDEX": "uint" if is_small else "ulong"}
 

@@ -23,7 +23,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
-#include "places.cl"
+#include "unravel.cl"
 #include "teams.cl"
 
 // Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
@@ -74,7 +74,7 @@ FUNCTIONS
 #define EACH_SLOT for (int s = run; s < run + RUN && s * STEP < columns + shift; s++)
 #endif
 #define SLOT const int first = (s * LANES + me) * VECTOR - shift, is_inner = s >= !EVEN && s < WHOLE;
-#define PLACE \
+#define FIND_BASE \
     const int is_own = is_inner ? end > 0 : (EVEN || first + k >= 0) && first + k < end; \
     const long j = is_inner ? first + k : INSIDE(first + k, columns);
 #define JOIN_OWN(JOIN, joined, v) joined = is_own ? JOIN(joined, v) : joined;
@@ -87,14 +87,14 @@ typedef struct {
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void fusion_rows_gpu(PARAMETERS const Layout layout) {
     __local A lanes[WG];
-    INDEX place[NDIM];
+    INDEX index[NDIM];
     TEAM
     const long due = (long)get_group_id(0) * (WG / LANES) + team / LANES, row = MIN(due, layout.rows - 1);
     const int columns = (int)layout.shape[NDIM - 1], end = due < layout.rows ? columns : 0;
     const long i = row * columns;
     const int shift = EVEN ? 0 : (int)(i % VECTOR);
     const float one = layout.rows != 0;
-    locate((INDEX)i, layout.shape, place);
+    unravel((INDEX)i, layout.shape, index);
     BASES
     HELD
     PHASES

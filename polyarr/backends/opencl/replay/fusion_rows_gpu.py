@@ -140,7 +140,7 @@ class Writer:
             "EACH_SLOT { SLOT",
             *(self._read(v) for v in new if v in self._read_at_once),
             *(self._declared_vector(v) for v in stored),
-            "EACH_OF_VECTOR { PLACE",
+            "EACH_OF_VECTOR { FIND_BASE",
             *each,
             *(f"h{held[v]}[s][k] = {names[v]};" for v in new if v in held),
             *(f"JOIN_OWN({how}, some_{v}[k], {x})" for x, v, how in joins),
@@ -161,8 +161,8 @@ class Writer:
 
     def _read(self, v: int) -> str:
         i, take = self._text.arrays.index(v), f"take_{self._specs[v].dtype.name}"
-        place = f"o{i} + b{self._rows.at[v]}, first"
-        return f"{self._acc(v)} r{v}[VECTOR]; {take}(p{i}, {place}, columns, is_inner, r{v});"
+        base = f"o{i} + b{self._rows.at[v]}, first"
+        return f"{self._acc(v)} r{v}[VECTOR]; {take}(p{i}, {base}, columns, is_inner, r{v});"
 
     def _declared(self, v: int, held: str) -> str:
         """Return the declaration of one element of a value, which is held, read or computed."""

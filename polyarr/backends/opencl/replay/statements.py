@@ -98,7 +98,7 @@ class Statements:
         """Return the kernel's parameters and the functions that statements call; strides has an index for each array.
         """
         stored = types(self._dtype)
-        bases = [f"const long b{i} = distance_to(place, layout.steps + {i} * NDIM);" for i in sorted({*strides})]
+        bases = [f"const long b{i} = distance_to(index, layout.steps + {i} * NDIM);" for i in sorted({*strides})]
         numbers = [f"const {n.type} n{i}," for i, n in enumerate(self.numbers)]
         return {
             "T": stored["T"], "ACC": stored["ACC"], "LOAD": stored["LOAD"], "OUT_T": stored["T"],
