@@ -9,7 +9,8 @@ import pytest
 
 from tests.helpers.root import ROOT
 
-BEGIN = "import signal\nfrom polyarr.cli import _interrupt_once\n_interrupt_once()\n"
+DEFAULT = "import signal\nsignal.signal(2, signal.default_int_handler)\n"  # a shell ignores SIGINT in the background
+BEGIN = DEFAULT + "from polyarr.cli import _interrupt_once\n_interrupt_once()\n"
 AGAIN = "try:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    signal.raise_signal(2)\nprint('not reached')"
 CALLBACK = "class A:\n    def __del__(self):\n        signal.raise_signal(2)\na = A()\ndel a\nprint('not reached')"
 LATE = "import atexit\natexit.register(signal.raise_signal, 2)"
