@@ -105,10 +105,10 @@ def test_a_fused_group_is_one_kernel_with_the_names_of_its_ops_and_its_line(tmp_
     assert np.array_equal(found.numpy(), due)
     (row,) = p.ops()
     assert row.name == f"exp+multiply+add, test_profile.py:{fn.__code__.co_firstlineno + 1}"
-    assert (row.calls, row.launches, row.nbytes, [name for name, _ in row.kernels]) == (1, 1, 128, ["fusion"])
+    assert (row.calls, row.launches, row.nbytes, [name for name, _ in row.kernels]) == (1, 1, 128, ["elementwise"])
     (span,) = [e for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "device"]
     place = f"{__file__}:{fn.__code__.co_firstlineno + 1}"
-    assert span["name"] == "exp+multiply+add" and span["args"]["kernel"] == "fusion"
+    assert span["name"] == "exp+multiply+add" and span["args"]["kernel"] == "elementwise"
     assert span["args"]["line"] == place and span["args"]["bytes"] == 128
     assert span["args"]["fused"] == [f"{name}, {place}" for name in ("exp", "multiply", "add")]
 

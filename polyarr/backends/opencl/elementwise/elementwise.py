@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.elementwise.elements import STEPS, Operand, array, bases, declared, kernel_of, statement
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
-from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE
 from polyarr.core.number import evaluate
 from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, uint64
@@ -100,12 +101,11 @@ USUAL = {
 }
 COPY, WHERE = "x", "c ? x : y"
 
-ABSENT, NUMBER = "ABSENT", "NUMBER"
+NUMBER = "NUMBER"
 LAYOUT, POINTER = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
 INT64 = np.dtype("int64")
-STEPS = {0: "REPEATED", 1: "DENSE"}
 START_ARGUMENTS = (None, *(INT64,) * 6, None, INT64)  # types of the kernel arguments of a Start
-OPERANDS = {ABSENT: (), **dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))}
+OPERANDS = dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))  # argument types of an array, by its kind
 
 
 class Start(NamedTuple):
@@ -203,41 +203,68 @@ def _plan(
     vector = vector_of(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
     lengths, steps = lengthened(lengths, steps, device.geometry.least_axes)
     work, group, block = device.geometry.elements(out.size, vector)
-    kinds = [o if o == NUMBER else ABSENT if o is None else _kind(s) for o, s in zip(operands, steps, strict=False)]
-    stored, result = types(dtype), types(out.dtype)
-    program = device.build(
-        "elementwise",
-        EXPRESSION=expression,
-        **usual(device, expression, stored["ACC"]),
+    given = [(name, o, s) for name, o, s in zip("xyc", operands, steps, strict=False) if o is not None]
+    kinds = [NUMBER if o == NUMBER else kind_of(s) for _, o, s in given]
+    inputs = [_input(at, o[1], s, start) for at, (_, o, s) in enumerate(given) if o != NUMBER]
+    result = _result(out.dtype, steps[-1], len(given), strides is not None, start)
+    stored = types(dtype)
+    named = {
+        name: ("int" if name == "c" else stored["ACC"], f"{'n' if kind == NUMBER else 'v'}{at}")
+        for at, ((name, *_), kind) in enumerate(zip(given, kinds, strict=True))
+    }
+    kernel = kernel_of(
+        device, inputs, [result], lengths, len(given) + 1, out.size, group, vector,
+        PARAMETERS=" ".join([*(_parameter(dtype, at, o) for at, (_, o, _) in enumerate(given)), _written(out.dtype)]),
+        BASES=bases(range(len(given) + 1)),
+        LINKS=statement("r", expression, named, out.dtype),
+        **_usual_links(usual(device, expression, stored["ACC"]), named, out.dtype),
         **({} if start is None else {"START": types(start)["T"]}),
-        **dict(zip(("X_IS", "Y_IS", "C_IS"), kinds, strict=True)),
-        OUT_IS="DENSE" if steps[-1][-1] == 1 else "STRIDED",
-        NDIM=len(lengths),
-        INDEX="uint" if out.size < 1 << 31 else "ulong",
         **{name: stored[name] for name in ("T", "ACC", "LOAD")},
-        DTYPE=dtype.name,
-        **arithmetic(dtype),
-        **{f"OUT_{name}": result[name] for name in ("T", "ACC", "STORE")},
-        WG=group[0],
-        PER_ITEM=device.geometry.per_item(vector),
-        VECTOR=vector,
-        **{name: value for name, value in vector_types(dtype, vector).items() if name != "DTYPE"},
-        C_WORD=vector_types(bool_, vector)["WORD"],
-        **vector_types(out.dtype, vector, "OUT_"),
-    )
-    given = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
-    kernel = program.elementwise
-    kernel.arguments = (*given, None, INT64, STRUCTURE, *(() if start is None else START_ARGUMENTS))
+        DTYPE=dtype.name, **arithmetic(dtype), OUT_T=types(out.dtype)["T"],
+    )  # fmt: skip
+    arguments = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
+    kernel.arguments = (*arguments, None, INT64, STRUCTURE, *(() if start is None else START_ARGUMENTS))
     if start is None and is_row:  # a twin, because another launch of the program may have operands with other strides
         kernel = kernel.twin
-        kernel.in_place = _in_place(kinds, (dtype, dtype, bool_), out.dtype, expression)
-    layout = np.array([*lengths, *(step for s in steps for step in s), out.size, block], np.int64)
+        dtypes = [bool_ if name == "c" else dtype for name, *_ in given]
+        kernel.in_place = _in_place(kinds, dtypes, out.dtype, expression)
+    used = [*(s for *_, s in given), steps[-1]]
+    layout = np.array([*lengths, *(step for s in used for step in s), out.size, block], np.int64)
     argument = to_argument(dtype, is_compared=out.dtype == bool_)
     return Plan(kernel, work, group, layout.tobytes(), device.plans[allocation_of](out), argument)
 
 
+def _input(at: int, dtype: np.dtype, steps: tuple[int, ...], start: np.dtype | None) -> Operand:
+    offset = "o0 + moved * x_step" if at == 0 and start is not None else f"o{at}"
+    return array(dtype, f"v{at}", f"p{at}", offset, at, kind_of(steps))
+
+
+def _result(dtype: np.dtype, steps: tuple[int, ...], at: int, is_view: bool, start: np.dtype | None) -> Operand:
+    offset = "t" if start is None else "t + moved * out_step"
+    found = array(dtype, "r", "q", offset, at, kind_of(steps))
+    return found if is_view else found._replace(start=(offset, "i"))
+
+
+def _parameter(dtype: np.dtype, at: int, operand: Any) -> str:
+    if operand == NUMBER:
+        return f"const {types(dtype)['ACC']} n{at},"
+    return f"__global const {types(operand[1])['T']} *restrict p{at}, const long o{at},"
+
+
+def _written(dtype: np.dtype) -> str:
+    return f"__global {types(dtype)['T']} *restrict q, const long t,"
+
+
+def _usual_links(found: dict[str, str], operands: dict[str, tuple[str, str]], out: np.dtype) -> dict[str, str]:
+    """Return the statements of a fast path, if there is one."""
+    if not found:
+        return {}
+    check = f"{{ {declared(operands)} usual &= {found['IS_USUAL']}; }}"
+    return {"IS_USUAL": check, "USUAL": statement("r", found["USUAL"], operands, out)}
+
+
 def _in_place(
-    kinds: list[str], dtypes: tuple[np.dtype, ...], out: np.dtype, expression: str
+    kinds: list[str], dtypes: list[np.dtype], out: np.dtype, expression: str
 ) -> tuple[InPlace, ...]:
     """Return the operands that a result of one axis and stride 1 may overwrite: those of the same layout."""
     ends = [*accumulate(len(OPERANDS.get(kind, (None,))) for kind in kinds)]
@@ -279,7 +306,8 @@ def vector_of(most: int, lengths: tuple[int, ...], steps: tuple[tuple[int, ...],
     return most if dense and not any(n % most for n in (*outer, *(lengths[-1:] if lengths[1:] else ()))) else 1
 
 
-def _kind(steps: tuple[int, ...]) -> str:
+def kind_of(steps: tuple[int, ...]) -> str:
+    """Return the kind of an array, by its last stride."""
     return STEPS.get(steps[-1], "STRIDED")
 
 

@@ -1,4 +1,4 @@
-// Functions that the expressions of elementwise ops call. Included by elementwise.cl and by the fused kernels.
+// Functions that the expressions of elementwise ops call. Included by elementwise.cl and the kernels of fused rows.
 //
 // Params   T, ACC, DTYPE                dtype of the operands: storage type, arithmetic type, polyarr's name
 //          FLOATING, SIGNED, BOOLEAN    1 if the dtype is floating-point, signed, bool; else 0

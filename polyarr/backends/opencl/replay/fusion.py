@@ -1,11 +1,11 @@
 """Fuses several elementwise steps of a program, and reductions over rows, into one kernel."""
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise.elementwise import STEPS, others_of, usual, vector_of
+from polyarr.backends.opencl.elementwise.elements import kernel_of
+from polyarr.backends.opencl.elementwise.elementwise import kind_of, others_of, usual, vector_of
 from polyarr.backends.opencl.replay.fusion_rows import SerialRows, kind_of_reduction
 from polyarr.backends.opencl.replay.fusion_rows_gpu import CooperativeRows
 from polyarr.backends.opencl.replay.groups import Group, Layouts, Plan
@@ -13,7 +13,7 @@ from polyarr.backends.opencl.replay.statements import dtype_of, expression_of
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import broadcast_strides, collapse, row_major, steps_of
-from polyarr.backends.opencl.runtime.program import types, vector_types
+from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.source import STRUCTURE
 from polyarr.core.program import Fusion, Kind, Program, Step
 from polyarr.core.spec import FLOATS, Spec
@@ -50,7 +50,7 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 
 
 class ElementGroup(Group):
-    """A group of elementwise steps: see fusion.cl."""
+    """A group of elementwise steps: see elementwise.cl."""
 
     def plan(self, layouts: Layouts) -> Plan | None:
         """Plan a launch, as Group does."""
@@ -64,21 +64,13 @@ class ElementGroup(Group):
         layout = np.array([*lengths, *(n for s in unique for n in s), size, block], np.int64)
         if not self.fits(layout):
             return None
-        arrays = [(unique.index(s), STEPS.get(s[-1], "STRIDED")) for s in steps]
-        kernel = self.device.build(
-            "fusion",
-            **self.statements.macros([at for at, _ in arrays]),
-            **self._moves(arrays),
-            **self._vector_moves(arrays, vector),
-            LINKS=" ".join(self.statements.links.values()),
-            NDIM=len(lengths),
-            ARRAYS=len(unique),
-            INDEX="uint" if size < 1 << 31 else "ulong",
-            WG=group[0],
-            PER_ITEM=geometry.per_item(vector),
-            VECTOR=vector,
-        ).fusion
-        kernel.arguments = (*self.statements.arguments, STRUCTURE)
+        arrays, text = [(unique.index(s), kind_of(s)) for s in steps], self.statements
+        inputs = [text.input(v, *found) for v, found in zip(text.arrays, arrays, strict=True)]
+        kernel = kernel_of(
+            self.device, inputs, [text.output(v, "i") for v in self.group.outputs], lengths, len(unique), size, group,
+            vector, **text.macros([at for at, _ in arrays]), LINKS=" ".join(text.links.values()),
+        )  # fmt: skip
+        kernel.arguments = (*text.arguments, STRUCTURE)
         kernel.in_place = self._in_place(lengths, arrays)
         return Plan(kernel, work, group, layout.tobytes())
 
@@ -92,38 +84,3 @@ class ElementGroup(Group):
         named = [(first + 2 * i, kind) for i, (_, kind) in enumerate(arrays)]
         at = [i for (i, kind), is_fitting in zip(named, fits, strict=True) if kind == "DENSE" and is_fitting]
         return tuple(InPlace(i, first + 2 * len(arrays), (i + 1,), others=others_of(named)) for i in at)
-
-    def _moves(self, arrays: list[tuple[int, str]]) -> dict[str, str]:
-        """Return the macros that load and store one element."""
-        text = self.statements
-        loads = [text.load(v, *array) for v, array in zip(text.arrays, arrays, strict=True)]
-        stores = [text.store(v, "i + (j)") for v in self.group.outputs]
-        return {"LOADS(j)": " ".join(loads), "STORES(j)": " ".join(stores)}
-
-    def _vector_moves(self, arrays: list[tuple[int, str]], vector: int) -> dict[str, str]:
-        """Return the macros that load and store VECTOR elements."""
-        specs, names = self.group.specs, self.statements.names
-        inputs = [(i, specs[v].dtype, *arrays[i]) for i, v in enumerate(self.statements.arrays)]
-        outputs = [(i, specs[v].dtype, names[v]) for i, v in enumerate(self.group.outputs)]
-        each = dict.fromkeys([d for _, d, *_ in inputs] + [d for _, d, _ in outputs])
-        reads = [
-            f"{types(d)['ACC']} r{i}[VECTOR]; "
-            + (
-                f"read_{d.name}(p{i}, o{i} + b{at}, o{i} + b{at} + count, r{i});" if kind == "DENSE"
-                else f"EACH_OF_VECTOR r{i}[k] = {types(d)['LOAD']}(p{i}, o{i} + b{at});"
-            )
-            for i, d, at, kind in inputs
-        ]  # fmt: skip
-        return {
-            "FUNCTIONS": " ".join(_vector(dtype, vector) for dtype in each) if vector > 1 else "",
-            "OFFSETS": " | ".join(["0", *(f"o{i}" for i, *_ in inputs)]),
-            "READS": " ".join([*reads, *(f"{types(d)['ACC']} w{i}[VECTOR];" for i, d, _ in outputs)]),
-            "PICK": " ".join(f"const {types(d)['ACC']} v{i} = r{i}[k];" for i, d, *_ in inputs),
-            "PUT": " ".join(f"w{i}[k] = {name};" for i, _, name in outputs),
-            "WRITES": " ".join(f"write_{d.name}(q{i}, i, i + count, w{i});" for i, d, _ in outputs),
-        }
-
-
-def _vector(dtype: np.dtype, count: int) -> str:
-    found: dict[str, Any] = {**types(dtype), **vector_types(dtype, count)}
-    return "DEFINE_VECTOR({DTYPE}, {DTYPE}, {T}, {RAW}, {ACC}, {WORD})".format(**found)

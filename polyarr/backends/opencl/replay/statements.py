@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import ops
+from polyarr.backends.opencl.elementwise import elements
 from polyarr.backends.opencl.elementwise.elementwise import (
     EXPRESSIONS,
     INT64,
@@ -23,7 +24,6 @@ from polyarr.core.spec import bool as bool_
 OPS = {getattr(ops, name): expression for name, expression in EXPRESSIONS.items()} | {ops.where: WHERE}
 NAMES = {1: ("x",), 2: ("x", "y"), 3: ("c", "x", "y")}  # of an op's operands in its expression
 ARITHMETIC = {"float": float32, "double": float64}  # dtypes by the C type in which their functions compute
-ALONG = {"REPEATED": "", "DENSE": " + (j)"}
 
 
 class Operand(NamedTuple):
@@ -66,18 +66,18 @@ class Statements:
         return tuple([self.group.spec(v) for v in step.inputs[1:]])  # type: ignore[misc]
 
     def _link(self, step: Step) -> str:
-        """Return the statement of one op, which rounds its result to the stored dtype."""
-        specs, out = self._specs(step), self.group.specs[step.outputs]
+        """Return the statement of one op. A result that another step reads is rounded to the stored dtype."""
+        specs, v, out = self._specs(step), step.outputs, self.group.specs[step.outputs]
         dtype, names = dtype_of(specs, out), NAMES[len(specs)]
-        parts = [
-            f"const {'int' if name == 'c' else types(dtype)['ACC']} {name} = {self._operand(v, dtype, out)};"
-            for name, v in zip(names, step.inputs[1:], strict=True)
-        ]
-        kind, result, value = out.dtype.name, self.names[step.outputs], expression_of(step, specs) or ""
-        if out.dtype == float32 and ("(" in value or "/" in value):
-            value = f"SETTLED({value})"
-        assign = f"{result} = widen_{kind}(narrow_{kind}({value}));"
-        return f"{types(out.dtype)['ACC']} {result}; {{ {' '.join(parts)} {assign} }}"
+        operands = {
+            name: ("int" if name == "c" else types(dtype)["ACC"], self._operand(operand, dtype, out))
+            for name, operand in zip(names, step.inputs[1:], strict=True)
+        }
+        kind, value = out.dtype.name, expression_of(step, specs) or ""
+        if any(v in other.inputs[1:] for other in self.group.steps):
+            value = f"SETTLED({value})" if out.dtype == float32 and ("(" in value or "/" in value) else value
+            value = f"widen_{kind}(narrow_{kind}({value}))"
+        return elements.statement(self.names[v], value, operands, out.dtype)
 
     def _operand(self, v: int, dtype: np.dtype, out: Spec) -> str:
         if v in self.names:
@@ -98,12 +98,11 @@ class Statements:
         """Return the kernel's parameters and the functions that statements call; strides has an index for each array.
         """
         stored = types(self._dtype)
-        bases = [f"const long b{i} = distance_to(index, layout.steps + {i} * NDIM);" for i in sorted({*strides})]
         numbers = [f"const {n.type} n{i}," for i, n in enumerate(self.numbers)]
         return {
             "T": stored["T"], "ACC": stored["ACC"], "LOAD": stored["LOAD"], "OUT_T": stored["T"],
             "DTYPE": self._dtype.name, **arithmetic(self._dtype),
-            "PARAMETERS": " ".join((*numbers, *self._pointers())), "BASES": " ".join(bases),
+            "PARAMETERS": " ".join((*numbers, *self._pointers())), "BASES": elements.bases(strides),
         }  # fmt: skip
 
     def _pointers(self) -> Iterator[str]:
@@ -118,12 +117,20 @@ class Statements:
         """Return the macros of a value's dtype."""
         return types(self.group.specs[v].dtype)
 
-    def load(self, v: int, stride: int, along: str) -> str:
-        """Return the declaration of element j of an array beyond its base; `along` names its last stride."""
-        i, kind = self.arrays.index(v), self.types(v)
-        step = ALONG.get(along, f" + (j) * layout.steps[{stride} * NDIM + NDIM - 1]")
-        return f"const {kind['ACC']} {self.names[v]} = {kind['LOAD']}(p{i}, o{i} + b{stride}{step});"
+    def input(self, v: int, strides: int, kind: str) -> elements.Operand:
+        """Return an input; `strides` is the index of its strides in the layout."""
+        i = self.arrays.index(v)
+        return elements.array(self.group.specs[v].dtype, self.names[v], f"p{i}", f"o{i}", strides, kind)
+
+    def output(self, v: int, at: str) -> elements.Operand:
+        """Return an output, whose rows begin at `at`."""
+        i = self.group.outputs.index(v)
+        return elements.Operand(self.group.specs[v].dtype, self.names[v], f"q{i}", (at,), "DENSE")
+
+    def load(self, v: int, strides: int, kind: str) -> str:
+        """Return the declaration of element j of an input."""
+        return self.input(v, strides, kind).load
 
     def store(self, v: int, at: str) -> str:
         """Return the statement that writes an output's element."""
-        return f"{self.types(v)['STORE']}(q{self.group.outputs.index(v)}, {at}, {self.names[v]});"
+        return self.output(v, at)._replace(kind="REPEATED").store

@@ -108,7 +108,7 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
     ACC v[SHARE], n[SHARE], w[SHARE];
 #if ADDS
     ACC other[SHARE];
-    const ACC one = rows != 0;  // see fusion.cl
+    const ACC one = rows != 0;  // see elementwise.cl
 #endif
 #if WANTS_WEIGHT
     SUMS_OF_COLUMNS(weight, dweight, cols)

@@ -11,7 +11,7 @@ from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.helpers.opencl_modules import opencl_modules
 
-fusion, statements = opencl_modules("fusion", "statements")
+(statements,) = opencl_modules("statements")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 
@@ -103,14 +103,12 @@ def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
 
 def a_repeated_input_that_is_read_as_dense(patch):
     """Read a broadcast input as contiguous, both element by element and as vectors."""
-    real = fusion.ElementGroup._vector_moves
+    real = statements.Statements.input
 
-    def dense(*args):
-        found = real(*args)
-        return {**found, "READS": re.sub(r"(EACH_OF_VECTOR r\d+\[k\] = [^;]*)\);", r"\1 + k);", found["READS"])}
+    def dense(self, v, strides, kind):
+        return real(self, v, strides, "DENSE" if kind == "REPEATED" else kind)
 
-    patch.setattr(statements, "ALONG", dict.fromkeys(statements.ALONG, statements.ALONG["DENSE"]))
-    patch.setattr(fusion.ElementGroup, "_vector_moves", dense)
+    patch.setattr(statements.Statements, "input", dense)
 
 
 def a_rounding_left_out(patch):
