@@ -54,8 +54,10 @@ def seen(monkeypatch):
 def test_kernels_copies_fills_and_transfers_are_commands(backend, seen, monkeypatch):
     x, at = pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 2])
     assert seen == ["upload", "upload"]
+    x.numpy()  # also reads the faults that kernels of earlier tests may have recorded
+    del seen[:]
     (x + x).numpy()
-    assert seen[2:] == ["elementwise", "transfer"]
+    assert seen == ["elementwise", "transfer"]
     del seen[:]
     pa.ops.scatter_add(x, at, x[:2], axis=0)
     assert "copy" in seen
