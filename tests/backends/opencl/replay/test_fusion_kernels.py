@@ -11,7 +11,7 @@ from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.helpers.opencl_modules import opencl_modules
 
-(statements,) = opencl_modules("statements")
+elements, statements = opencl_modules("elements", "statements")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 
@@ -101,12 +101,23 @@ def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
     assert [step.part for step in compiled.programs()[0].steps] == ["group"]
 
 
+class ReadAsDense(elements.Operand):
+    """A broadcast input that is read as if its elements were neighbors, one by one: vectors would not be aligned."""
+
+    def element(self, j="(j)"):
+        return elements.Operand(*self)._replace(kind="DENSE").element(j)
+
+    @property
+    def read(self):
+        return elements.Operand(*self).read.removesuffix(");") + " + k);"
+
+
 def a_repeated_input_that_is_read_as_dense(patch):
-    """Read a broadcast input as contiguous, both element by element and as vectors."""
     real = statements.Statements.input
 
     def dense(self, v, strides, kind):
-        return real(self, v, strides, "DENSE" if kind == "REPEATED" else kind)
+        found = real(self, v, strides, kind)
+        return ReadAsDense(*found) if kind == "REPEATED" else found
 
     patch.setattr(statements.Statements, "input", dense)
 
