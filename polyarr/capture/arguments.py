@@ -10,7 +10,7 @@ import numpy as np
 from polyarr.core.array import Array
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, shown
 from polyarr.tree import children, rebuild
 
 NAME_TYPES = {str}  # names of children that need no conversion for the key
@@ -128,6 +128,22 @@ def _constant_key(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         raise CaptureError("compile: an argument is a numpy.ndarray; it must be a polyarr array (see polyarr.asarray)")
     return (kind, value) if kind.__hash__ is not None else (kind, _ByIdentity(value))
+
+
+def difference(before: list[Any], now: list[Any]) -> str:
+    """Return in what two keys of an argument differ first, as the end of a sentence; "" if they are equal."""
+    if before == now:
+        return ""
+    old, new = next(((_shown_part(a), _shown_part(b)) for a, b in zip(before, now, strict=False) if a != b), ("", ""))
+    return f"was {old} and is {new}" if old != new else "has another structure or other settings"
+
+
+def _shown_part(part: Any) -> str:
+    """Show a part of a key: the Spec of an array, the type of a number or container, or a constant."""
+    if type(part) is tuple and len(part) == 2 and type(part[0]) is type:
+        kind, value = part
+        return f"a {kind.__name__} of {value}" if kind in (list, tuple) and type(value) is int else shown(value)
+    return part.__name__ if type(part) is type else str(part) if type(part) is Spec else "other settings"
 
 
 class _ByIdentity:

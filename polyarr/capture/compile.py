@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
-from polyarr.capture.arguments import alias_pattern, flatten
+from polyarr.capture.arguments import alias_pattern, difference, flatten
 from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
 from polyarr.capture.guards import guard_for
 from polyarr.core.array import Array, spec_of
@@ -78,6 +78,7 @@ class Compiled(Generic[P, R]):
         self.fn, self.captures, self.constants, self.donate = fn, captures, constants, donate
         self.names, self.rest = _positional(fn)
         self._signatures: dict[Any, Signature] = {}
+        self._keys: dict[str, list[Any]] = {}  # of the arguments of the latest capture, by name
         self._last: Signature | None = None  # the last one that was met for at least the second time
         self._lock = threading.RLock()
 
@@ -180,8 +181,9 @@ class Compiled(Generic[P, R]):
             if signature is None:
                 found = captured(self.fn, _name(self.fn), backend, arguments, len(args), self.captures, donated)
                 signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
+                before, self._keys = self._keys, _keys(arguments)
                 if len(self._signatures) == self.many + 1:
-                    _warn(self.fn, self.many)
+                    _warn(self.fn, self.many, before, self._keys)
             else:
                 if signature.guards is None:
                     guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
@@ -282,6 +284,18 @@ def _name(fn: Callable) -> str:
     return getattr(fn, "__name__", type(fn).__name__)
 
 
-def _warn(fn: Callable, many: int) -> None:
-    text = f"compile: {_name(fn)} was captured {many + 1} times; other shapes, strings or constants are captured anew"
+def _keys(arguments: list[tuple[str, Any, bool]]) -> dict[str, list[Any]]:
+    """Return the part of a signature that each argument contributes, by its name."""
+    keys: dict[str, list[Any]] = {}
+    for name, value, scalars_are_inputs in arguments:
+        flatten(value, [], keys.setdefault(name, []), scalars_are_inputs)
+    return keys
+
+
+def _warn(fn: Callable, many: int, before: dict[str, list[Any]], now: dict[str, list[Any]]) -> None:
+    """Warn that a function was captured so often, and say in what the latest two calls differ."""
+    changed = [f"{name} {change}" for name in now if (change := difference(before.get(name, []), now[name]))]
+    why = "; ".join(changed[:3]) or "the precision, the backend or which arguments are one array changed"
+    text = f"compile: {_name(fn)} was captured {many + 1} times, the last time because {why}"
+    text += "; each costs more than a plain call: make what changes an array or a number, or leave it out"
     warnings.warn(text, CaptureWarning, stacklevel=4)

@@ -1,5 +1,7 @@
 """Signatures of captured calls: changes that cause a new capture, and changes that do not."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,33 @@ def test_what_belongs_to_the_signature(backend):
     with pa.use_matmul_precision("high"):
         fn(x)
     assert len(fn.programs()) == len(signatures) + 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "change"),
+    [
+        (lambda i: f"step {i}", "label was 'step 7' and is 'step 8'"),
+        (lambda i: pa.ones((i + 1,)), r"label was float32\[8\] and is float32\[9\]"),
+        (lambda i: [1.0] * i, "label was a list of 7 and is a list of 8"),
+        (lambda i: {"a": pa.nn.Dropout(0.1 * i)}, "label has another structure or other settings"),
+    ],
+    ids=["string", "shape", "list", "setting"],
+)
+def test_the_warning_names_what_changes(backend, argument, change):
+    fn, x = pa.compile(lambda x, label: x + 1), pa.ones((2,))
+    with pytest.warns(pa.CaptureWarning, match=rf"<lambda> was captured 9 times, the last time because {change}; "):
+        for i in range(9):
+            fn(x, argument(i))
+
+
+def test_the_warning_about_the_context_names_no_argument(backend):
+    fn, x = pa.compile(lambda *arrays: arrays[0] + 1), pa.ones((2,))
+    several = [pa.ones((2,)) for _ in range(4)]
+    calls = [[several[i] for i in which] for which in itertools.islice(itertools.product(range(4), repeat=4), 60)]
+    with pytest.warns(pa.CaptureWarning, match="because the precision, the backend or which arguments are "):
+        for arrays in calls:
+            fn(*arrays)
+    assert x.shape == (2,)
 
 
 def test_other_numbers_have_the_same_signature(backend, recwarn):
