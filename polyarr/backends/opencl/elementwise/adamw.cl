@@ -47,10 +47,13 @@ typedef struct { long n[12]; ACC decay[12], b1, b2, a1, a2, eps, unused; } Fixed
 
 typedef struct { ACC b1, b2, a1, a2, eps, step_size, root, scale, decay; } Step;
 
-static inline void update_block(__global const T *p, __global const G *restrict g, __global const M *m,
-                                __global const M *v, __global T *p_new, __global M *m_new, __global M *v_new,
+// p_new may be p, and the moments alike: each element is read by the work-item that overwrites it, and by no other, which
+// holds whatever a compiler makes of `restrict` (as in elementwise.cl). Without it, clang compares addresses at run time in
+// spite of assume_safety, and runs the scalar loop where they are equal.
+static inline void update_block(__global const T *restrict p, __global const G *restrict g,
+                                __global const M *restrict m, __global const M *restrict v,
+                                __global T *restrict p_new, __global M *restrict m_new, __global M *restrict v_new,
                                 const size_t block, const size_t n, const Step s) {
-    // p_new may be p, so these pointers are not `restrict`; iterations are still independent, hence assume_safety.
     WIDELY _Pragma("clang loop vectorize(assume_safety)") EACH_RUN_OF_BLOCK(i, block, n) {
         ACC value[VECTOR], gradient[VECTOR], first[VECTOR], second[VECTOR];
         read_p(p, i, end, value);
