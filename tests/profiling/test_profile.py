@@ -113,6 +113,23 @@ def test_a_fused_group_is_one_kernel_with_the_names_of_its_ops_and_its_line(tmp_
     assert span["args"]["fused"] == [f"{name}, {place}" for name in ("exp", "multiply", "add")]
 
 
+def test_what_is_traced_is_not_taken_for_work_of_a_device(backend):
+    """The first call of a compiled function traces its ops before it runs them."""
+
+    def compiled():
+        return pa.compile(lambda x: pa.exp(x @ x) - 1.0)
+
+    with pa.profile() as plain:
+        compiled().fn(pa.ones((3, 3)))
+    with pa.profile() as p:
+        compiled()(pa.ones((3, 3)))
+    if backend.observing is None:
+        assert len(p.launches) == len(plain.launches)
+    else:
+        assert all(launch.work for launch in p.launches) and p.launches
+        assert sum(row.launches for row in p.ops()) == sum(row.launches for row in p.kernels())
+
+
 @on_opencl
 def test_a_function_that_is_captured_while_it_is_watched_runs_afterwards():
     """Its commands are bound to the queue that stays."""
