@@ -73,6 +73,26 @@ plant(
     ("fused-layer_norm", differs("the fused kernel's d/dweight")),
     ("layer-LayerNorm", differs(r"d/d\S*weight")),
 )
+
+
+def weight_left_out(fused):
+    """Compute the gradient of x as if all weights were 1, as they are in a fresh layer."""
+
+    def backward(g, saved, x, weight, **params):
+        plain = weight if weight is None else np.ones_like(weight)
+        dx, _ = fused.backward(g, saved, x, plain, **params)
+        return dx, fused.backward(g, saved, x, weight, **params)[1]
+
+    return Fused(fused.forward, backward)
+
+
+plant(
+    "rms_norm's gradient leaves the weight out",
+    {ops.rms_norm: weight_left_out(fused_kernels.rms_norm())},
+    ("backward-rms_norm", differs("d/dx")),
+    ("fused-rms_norm", differs("the fused kernel's d/dx")),
+    ("layer-RMSNorm", differs(r"d/d\S+")),
+)
 plant(
     "layer_norm's bias has a gradient for every row",
     {ops.layer_norm: fused_kernels.layer_norm(dbias=lambda g: g)},
