@@ -136,7 +136,7 @@ def check_fused(op: Op, backend: Backend, sample: Sample) -> None:
     The gradients also hold if they are asked for twice, and after another call of the op.
     """
     if not isinstance(backend.kernels.get(op), Fused):
-        raise Lacking(f"{backend.name} has no Fused kernels for {op.name}: its decomposition runs")
+        raise Lacking(f"{backend.name} has no fused kernel with a VJP for {op.name}, which is checked without")
     plain, place = backend.without_fused(), label_of(op, backend)
     got = values(place, op(*sample.arrays(backend), **sample.params))
     with use_backend(plain):

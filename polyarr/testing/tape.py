@@ -156,7 +156,7 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
     """
     kernel = backend.kernels.get(op)
     if not isinstance(kernel, Fused):
-        raise Lacking(f"{backend.name} has no Fused kernels for {op.name}: its decomposition runs")
+        raise Lacking(f"{backend.name} has no fused kernel with a VJP for {op.name}, which is checked without")
     place, known = label_of(op, backend), set[type]()
 
     def forward(out: Any, *bufs: Any, **params: Any) -> Any:
