@@ -3,13 +3,13 @@
 // Arrays   inputs: strided views; broadcasting makes strides 0. outputs: dense, one value per element or one per row
 //          kept (work-groups, KEPT, columns) of T: workspace for values of a row that later phases read again
 // Launch   one group of one work-item per layout.block rows
-// Params   PARAMETERS, BASES    see fusion.cl; the bases are those of a row
+// Params   PARAMETERS, BASES    see elementwise.cl; the bases are those of a row
 //          PHASES               statements for one row, see fusion_rows.py. They use `row`; i, the offset of the row in
 //                               the outputs; `columns`; KEEP(k, j, v) and KEPT_AT(k, j) to write and read element j of
 //                               kept row k, which begins at KEPT_FROM(k); and join_row of join.cl
 //          KEPT                 kept rows per work-group
 //          NDIM                 number of axes after merging: those of the rows, and the row itself
-//          ARRAYS, INDEX        see fusion.cl
+//          ARRAYS, INDEX        see elementwise.cl
 //          those of expressions.cl, and of join.cl without JOIN and START
 #if !defined(PARAMETERS) || !defined(BASES) || !defined(PHASES) || !defined(KEPT)
 #error "fusion_rows.cl needs PARAMETERS, BASES, PHASES and KEPT"
@@ -26,7 +26,7 @@
 // Unfused ops round their results, so a product and a sum of two ops must not be contracted to an fma.
 #pragma OPENCL FP_CONTRACT OFF
 
-#define SETTLED(v) (v)  // see fusion.cl
+#define SETTLED(v) (v)  // see elementwise.cl
 #define KEPT_FROM(k) (((long)get_group_id(0) * KEPT + (k)) * columns)
 #define KEPT_AT(k, j) kept[KEPT_FROM(k) + (j)]
 #define KEEP(k, j, v) KEPT_AT(k, j) = (v)

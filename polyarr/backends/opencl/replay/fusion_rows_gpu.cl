@@ -2,7 +2,7 @@
 //
 // Arrays   inputs: strided views; broadcasting makes strides 0. outputs: dense, one value per element or one per row
 // Launch   groups of WG work-items, WG / LANES rows each; LANES work-items share a row, see teams.cl
-// Params   PARAMETERS, BASES    see fusion.cl; the bases are those of a row
+// Params   PARAMETERS, BASES    see elementwise.cl; the bases are those of a row
 //          FUNCTIONS            DEFINE_MOVES for the dtypes that are moved by vectors
 //          HELD                 declares the values that a work-item holds in registers from one phase to another
 //          PHASES               statements for one row, see fusion_rows_gpu.py
@@ -12,7 +12,7 @@
 //          EVEN                 1 if every row begins with an aligned vector
 //          A                    type of accumulators
 //          NDIM                 number of axes after merging: those of the rows, and the row itself
-//          ARRAYS, INDEX        see fusion.cl
+//          ARRAYS, INDEX        see elementwise.cl
 //          those of expressions.cl and of teams.cl
 #if !defined(PARAMETERS) || !defined(BASES) || !defined(FUNCTIONS) || !defined(HELD) || !defined(PHASES) || !defined(A)
 #error "fusion_rows_gpu.cl needs PARAMETERS, BASES, FUNCTIONS, HELD, PHASES and A"
@@ -32,7 +32,7 @@
 #if IS_CPU
 #define SETTLED(v) (v)
 #else
-#define SETTLED(v) fma((v), one, -0.0f)  // see fusion.cl
+#define SETTLED(v) fma((v), one, -0.0f)  // see elementwise.cl
 #endif
 
 DEFINE_JOIN(lanes_ADD, A, LANES, ADD)
