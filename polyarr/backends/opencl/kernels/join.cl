@@ -37,10 +37,13 @@ DEFINE_JOIN(least_of_lanes, A, LANES, LEAST)
 #endif
 
 #if VECTORS
-#define EIGHT_NOW(type) type##8
-#define EIGHT(type) EIGHT_NOW(type)
-typedef EIGHT(T) Vector;
+#define OF_NOW(type, count) type##count
+#define OF(type, count) OF_NOW(type, count)
+typedef OF(T, 8) Half;
+typedef OF(T, 16) Vector;
+typedef Half __attribute__((aligned(sizeof(T)))) HalfAnywhere;
 typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
+#define HALF_AT(i) *(__global const HalfAnywhere *)(x + base + (i))
 #define VECTOR_AT(i) *(__global const VectorAnywhere *)(x + base + (i))
 #define EACH_VECTOR(count) _Pragma("unroll") for (int p = 0; p < (count); p++)
 #endif
@@ -56,28 +59,31 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
         total = JOIN(total, v);
     }
 #if VECTORS
-    Vector all = (Vector)(START);
+    Half all = (Half)(START);
     for (long chunk = begin; !is_short && chunk < end; chunk += CHUNK) {
         const long stop = MIN(chunk + CHUNK, end);
         long i = chunk;
-        Vector partial[PARTIALS / 8];  // stays in registers only if loops over it are unrolled
-        EACH_VECTOR(PARTIALS / 8) partial[p] = (Vector)(START);
+        Vector partial[PARTIALS / 16];  // stays in registers only if loops over it are unrolled
+        EACH_VECTOR(PARTIALS / 16) partial[p] = (Vector)(START);
         for (; i + PARTIALS <= stop; i += PARTIALS)
-            EACH_VECTOR(PARTIALS / 8) {
-                const Vector v = VECTOR_AT(i + 8 * p);
+            EACH_VECTOR(PARTIALS / 16) {
+                const Vector v = VECTOR_AT(i + 16 * p);
                 partial[p] = JOIN(partial[p], v);
             }
+        Half low = partial[0].lo;
         for (; i + 8 <= stop; i += 8) {
-            const Vector v = VECTOR_AT(i);
-            partial[0] = JOIN(partial[0], v);
+            const Half v = HALF_AT(i);
+            low = JOIN(low, v);
         }
+        partial[0].lo = low;
         for (; i < stop; i++) {
             const A v = AT(i);
             total = JOIN(total, v);
         }
-        _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2)
+        _Pragma("unroll") for (int step = PARTIALS / 32; step > 0; step /= 2)
             EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]);
-        all = JOIN(all, partial[0]);
+        low = JOIN(partial[0].lo, partial[0].hi);
+        all = JOIN(all, low);
     }
     for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]);
 #else

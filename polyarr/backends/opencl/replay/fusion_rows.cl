@@ -5,9 +5,9 @@
 // Launch   one group of one work-item per layout.block rows
 // Params   PARAMETERS, BASES    see elementwise.cl; the bases are those of a row
 //          PHASES               statements for one row, see fusion_rows.py. They use `row`; i, the offset of the row in
-//                               the outputs; `columns`; KEEP(k, j, v) and KEPT_AT(k, j) to write and read element j of
-//                               kept row k, which begins at KEPT_FROM(k); and join_row of join.cl
-//          KEPT                 kept rows per work-group
+//                               the outputs; `columns`; KEPT_FROM(k), the start of kept row k; and join_row of join.cl
+//          KEPT                 kept rows per work-group, besides those that an output's memory holds until it is
+//                               written; with 0 there is no argument `kept`
 //          NDIM                 number of axes after merging: those of the rows, and the row itself
 //          ARRAYS, INDEX        see elementwise.cl
 //          those of expressions.cl, and of join.cl without JOIN and START
@@ -28,43 +28,69 @@
 
 #define SETTLED(v) (v)  // see elementwise.cl
 #define KEPT_FROM(k) (((long)get_group_id(0) * KEPT + (k)) * columns)
-#define KEPT_AT(k, j) kept[KEPT_FROM(k) + (j)]
-#define KEEP(k, j, v) KEPT_AT(k, j) = (v)
+#if KEPT
+#define KEPT_ROWS __global T *restrict kept,
+#else
+#define KEPT_ROWS
+#endif
 
-// SUM_BEGINS(name) STATEMENTS SUM_ENDS(value): name = the sum over a row of value, which the statements compute for
-// element j. Elements are added in the order of join_row, so that results equal those of the unfused reduction.
-#define EACH_EIGHT _Pragma("unroll") for (int p = 0; p < PARTIALS / 8; p++)
-#define SUM_BEGINS(name) \
-    A name = 0; \
+// JOIN_BEGINS(name, which) STATEMENTS JOIN_CONTINUES(value) STATEMENTS JOIN_ENDS(name, value): name = the reduction over
+// a row of value, which the statements compute for element j. Elements are joined in the order of join_row, so that
+// results equal those of the unfused reduction. The first loop has a fixed length, which halves its overhead.
+#define JOIN_BEGINS(name, which) \
+    A name; \
     { \
-        A *total = &name; \
-        const int is_short = columns < 16; \
-        Vector all = 0; \
+        const int how = which, is_short = columns < 16; \
+        A first = 0, total = 0; \
+        Half all = 0; \
         for (long chunk = 0; chunk < columns; chunk += CHUNK) { \
             const long stop = MIN(chunk + CHUNK, columns); \
-            Vector partial[PARTIALS / 8]; \
-            EACH_EIGHT partial[p] = 0; \
-            for (long at = chunk; at < stop; at += PARTIALS) { \
-                const int count = (int)MIN((long)PARTIALS, stop - at); \
-                A block[PARTIALS] __attribute__((aligned(64))); \
-                WIDELY for (int w = 0; w < count; w++) { \
+            long at = chunk; \
+            A block[PARTIALS] __attribute__((aligned(64))); \
+            Vector partial[PARTIALS / 16]; \
+            EACH_VECTOR(PARTIALS / 16) partial[p] = 0; \
+            for (; at + PARTIALS <= stop; at += PARTIALS) { \
+                WIDELY_AND_INTERLEAVED for (int w = 0; w < PARTIALS; w++) { \
                     const long j = at + w;
-#define SUM_ENDS(value) \
+#define JOIN_CONTINUES(value) \
                     block[w] = value; \
                 } \
-                int w = 0; \
-                if (count == PARTIALS) { \
-                    EACH_EIGHT partial[p] += ((const Vector *)block)[p]; \
-                    w = PARTIALS; \
+                if (how != ADDED && at == chunk) START_FROM_BLOCK \
+                EACH_VECTOR(PARTIALS / 16) { \
+                    const Vector v = ((const Vector *)block)[p]; \
+                    partial[p] = JOIN(partial[p], v); \
                 } \
-                for (; !is_short && w + 8 <= count; w += 8) partial[0] += *(const Vector *)(block + w); \
-                for (; w < count; w++) *total += block[w]; \
             } \
-            _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2) \
-                _Pragma("unroll") for (int p = 0; p < step; p++) partial[p] += partial[p + step]; \
-            all += partial[0]; \
+            const int count = (int)(stop - at); \
+            WIDELY for (int w = 0; w < count; w++) { \
+                const long j = at + w;
+#define JOIN_ENDS(name, value) \
+                block[w] = value; \
+            } \
+            if (how != ADDED && at == chunk) START_FROM_BLOCK \
+            int w = 0; \
+            Half low = partial[0].lo; \
+            for (; !is_short && w + 8 <= count; w += 8) { \
+                const Half v = *(const Half *)(block + w); \
+                low = JOIN(low, v); \
+            } \
+            partial[0].lo = low; \
+            for (; w < count; w++) total = JOIN(total, block[w]); \
+            _Pragma("unroll") for (int step = PARTIALS / 32; step > 0; step /= 2) \
+                EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]); \
+            low = JOIN(partial[0].lo, partial[0].hi); \
+            all = JOIN(all, low); \
         } \
-        for (int j = 0; !is_short && j < 8; j++) *total += all[j]; \
+        for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]); \
+        name = total; \
+    }
+#define START_FROM_BLOCK { \
+        if (at == 0) { \
+            first = block[0]; \
+            total = first; \
+            all = (Half)(first); \
+        } \
+        EACH_VECTOR(PARTIALS / 16) partial[p] = (Vector)(first); \
     }
 
 typedef struct {
@@ -73,7 +99,7 @@ typedef struct {
 } Layout;
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
-void fusion_rows(PARAMETERS __global T *restrict kept, const Layout layout) {
+void fusion_rows(PARAMETERS KEPT_ROWS const Layout layout) {
     __local A lanes[LANES];
     INDEX index[NDIM];
     const long columns = layout.shape[NDIM - 1], first = (long)get_group_id(0) * layout.block;

@@ -46,7 +46,7 @@ class Phases:
     Attributes:
         count: Number of phases.
         direct: Inputs that are reduced.
-        kept: Other values that are reduced.
+        made: Other values that are reduced.
         dtype: Dtype of the reduced values.
     """
 
@@ -56,7 +56,7 @@ class Phases:
         self.of = self._of()
         self.count = max(self.of.values()) + 1
         joined = dict.fromkeys(step.inputs[1] for step in group.steps if step.op in JOINS)
-        self.kept = [v for v in joined if v in self.makers]
+        self.made = [v for v in joined if v in self.makers]
         self.direct = [v for v in joined if v not in self.makers]
         self.dtype = group.specs[next(iter(joined))].dtype
 
@@ -178,26 +178,82 @@ class RowGroup(Group):
 class SerialRows(RowGroup):
     """Rows that are processed by one work-item each: see fusion_rows.cl.
 
-    A reduced value is kept for later phases in memory that stays in the cache; other values are recomputed.
+    A phase is a loop over the row and then its reductions, of which one takes place in the loop. Reduced values that
+    are read again are kept in memory; casts of inputs and all other values are computed again.
     """
+
+    def __init__(self, device: Device, group: Program, kind: Kind) -> None:
+        super().__init__(device, group, kind)
+        after = {step.inputs[1] for phase in range(self.phases.count) for step in self._after(phase)}
+        self._kept = [v for v in self.phases.made if v in after or not self._is_cast(v)]
+        last = {v: time for phase in range(self.phases.count) for v, time in self._reads(phase).items()}
+        self._kept = [v for v in self.phases.made if v in last]
+        self._homes = self._outputs_that_hold(last)
+        self._elsewhere = [v for v in self._kept if v not in self._homes]
 
     def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
         """Return the plan for arrays of this layout."""
         text, phases, geometry = self.statements, self.phases, self.device.geometry
         worth = -(-rows.count * rows.columns // MIN_GROUP_ELEMENTS)
-        groups = max(1, min(rows.count, geometry.row_groups(rows.count, True), worth))
-        layout = rows.layout(-(-rows.count // groups))
+        block = -(-rows.count // max(1, min(geometry.row_groups(rows.count, True), worth)))
+        groups, layout, kept = -(-rows.count // block), rows.layout(block), len(self._elsewhere)
         if not self.fits(layout):
             return None
         kernel = self.device.build(
             "fusion_rows",
-            **text.macros([*rows.at.values()]), **rows.macros, PHASES=self._text(rows), KEPT=len(phases.kept),
+            **text.macros([*rows.at.values()]), **rows.macros, PHASES=self._text(rows), KEPT=kept,
             A=types(phases.dtype)["ACC"], VECTORS=int(geometry.has_vectors), STRIDE=1, LANES=1,
             PARTIALS=geometry.partials,
         ).fusion_rows  # fmt: skip
-        kernel.arguments = *text.arguments, None, STRUCTURE
-        room = Spec((max(groups * len(phases.kept) * rows.columns, 1),), phases.dtype)
-        return Plan(kernel, (groups,), (1,), layout.tobytes(), room)
+        kernel.arguments = *text.arguments, *[None][:kept], STRUCTURE
+        workspace = Spec((groups * kept * rows.columns,), phases.dtype) if kept else None
+        return Plan(kernel, (groups,), (1,), layout.tobytes(), workspace)
+
+    # ---- what is kept, and where -----------------------------------------------------------------------------
+
+    def _is_cast(self, v: int) -> bool:
+        step = self.phases.makers[v]
+        return step.op is ops.astype and step.inputs[1] not in self.phases.makers
+
+    def _in_loop(self, phase: int) -> Step | None:
+        """Return the reduction that takes place in the loop that computes its elements."""
+        return next((step for step in self.phases.joins(phase) if step.inputs[1] in self.phases.made), None)
+
+    def _after(self, phase: int) -> list[Step]:
+        """Return the reductions of elements in memory, after the loop."""
+        return [step for step in self.phases.joins(phase) if step is not self._in_loop(phase)]
+
+    def _reads(self, phase: int) -> dict[int, int]:
+        """Return the kept values that a phase reads, and when: at 2 * phase in its loop, one later after it."""
+        in_loop = [v for v in self._declared(phase, {}) if self._is_there(v, phase)]
+        after = [step.inputs[1] for step in self._after(phase) if step.inputs[1] in self._kept]
+        return dict.fromkeys(in_loop, 2 * phase) | dict.fromkeys(after, 2 * phase + 1)
+
+    def _outputs_that_hold(self, last: dict[int, int]) -> dict[int, int]:
+        """Return, for kept values, an output in whose memory they can be: one that is written after their last read."""
+        phases, specs, found = self.phases, self.group.specs, dict[int, int]()
+        whole = [v for v in self.group.outputs if not phases.is_of_rows(v) and specs[v].dtype == phases.dtype]
+        for v in self._kept:
+            late = [o for o in whole if last[v] <= 2 * phases.of[o]]
+            if free := [o for o in ([v] if v in whole else late) if o not in found.values()]:
+                found[v] = free[0]
+        return found
+
+    def _is_there(self, v: int, phase: int) -> bool:
+        """Return whether a value was kept by an earlier phase."""
+        return v in self._kept and self.phases.of[v] < phase
+
+    def _array(self, v: int) -> tuple[str, str]:
+        """Return the array that holds a kept value, and where the row begins in it."""
+        if v in self._homes:
+            return f"q{self.group.outputs.index(self._homes[v])}", "i"
+        return "kept", f"KEPT_FROM({self._elsewhere.index(v)})"
+
+    def _kept_at_j(self, v: int) -> str:
+        array, start = self._array(v)
+        return f"{array}[{start} + j]"
+
+    # ---- source ----------------------------------------------------------------------------------------------
 
     def _text(self, rows: Rows) -> str:
         """Return the source of all phases."""
@@ -205,63 +261,49 @@ class SerialRows(RowGroup):
         found = self.of_rows(loads)
         for phase in range(phases.count):
             found += self.links(phases.of_rows(phase))
-            joins = phases.joins(phase)
-            summed = next((step for step in joins if self._is_made_here(step, phase)), None)
-            found += self._through_the_row(phase, joins, loads, summed)
-            found += [self._join(step, rows) for step in joins if step is not summed]
+            found += self._through_the_row(phase, loads)
+            found += [self._join(step, rows) for step in self._after(phase)]
         found += [self.statements.store(v, "row") for v in phases.reduced]
         return " ".join(found)
 
-    def _is_made_here(self, step: Step, phase: int) -> bool:
-        """Return whether a step is the sum of a value computed in this phase, which needs no loop of its own."""
-        x = step.inputs[1]
-        return step.op is ops.sum and x in self.phases.kept and self.phases.of[x] == phase
+    def _through_the_row(self, phase: int, loads: dict[int, str]) -> list[str]:
+        """Return the loop over a row's elements that computes what is reduced next, keeps values and writes outputs."""
+        text, joined = self.statements, self._in_loop(phase)
+        statements = [*self._declared(phase, loads).values()]
+        new = [v for v in self._kept if self.phases.of[v] == phase and self._homes.get(v) != v]
+        statements += [f"{self._kept_at_j(v)} = {text.names[v]};" for v in new]
+        statements += [text.store(v, "i + j") for v in self.phases.stored(phase)]
+        if joined is not None:
+            total, x, how = text.names[joined.outputs], text.names[joined.inputs[1]], JOINS[joined.op]
+            begins, ends = f"JOIN_BEGINS({total}, {how})", f"JOIN_ENDS({total}, {x})"
+            return [begins, *statements, f"JOIN_CONTINUES({x})", *statements, ends]
+        return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"] if statements else []
 
-    def _through_the_row(
-        self, phase: int, joins: list[Step], loads: dict[int, str], summed: Step | None
-    ) -> list[str]:  # fmt: skip
-        """Return the loop over a row's elements that computes the values reduced next and writes outputs.
-
-        `summed` is added up in the same loop, and kept only if another step needs it.
-        """
-        stored, all_kept, text = self.phases.stored(phase), self.phases.kept, self.statements
-        joined = [v for v in dict.fromkeys(s.inputs[1] for s in joins) if v in all_kept and self.phases.of[v] == phase]
-        takers = [v for step in self.phases.makers.values() if step is not summed for v in step.inputs[1:]]
-        kept = [v for v in joined if v in takers]
-        if not stored and not joined:
-            return []
-        statements = self._declared([*joined, *stored], phase, loads)
-        statements += [f"KEEP({all_kept.index(v)}, j, {text.names[v]});" for v in kept]
-        statements += [text.store(v, "i + j") for v in stored]
-        if summed is not None:
-            total, x = text.names[summed.outputs], text.names[summed.inputs[1]]
-            return [f"SUM_BEGINS({total})", *statements, f"SUM_ENDS({x})"]
-        return ["WIDELY for (long j = 0; j < columns; j++) {", *statements, "}"]
-
-    def _declared(self, wanted: list[int], phase: int, loads: dict[int, str]) -> list[str]:
-        """Return the declarations of elements of these values, and of everything that they depend on, in a phase."""
+    def _declared(self, phase: int, loads: dict[int, str]) -> dict[int, str]:
+        """Return the declarations of the elements that a phase reduces or writes, and of all that they depend on."""
         found, phases, text = dict[int, str](), self.phases, self.statements
 
         def declare(v: int) -> None:
             if v in found or v not in text.names or phases.is_of_rows(v):
                 return
-            if v in loads:
-                found[v] = loads[v]
-            elif v in phases.kept and phases.of[v] < phase:
-                found[v] = f"const T {text.names[v]} = KEPT_AT({phases.kept.index(v)}, j);"
+            if v in text.arrays:
+                found[v] = loads.get(v, "")
+            elif self._is_there(v, phase):
+                found[v] = f"const T {text.names[v]} = {self._kept_at_j(v)};" if loads else ""
             else:
                 for operand in phases.makers[v].inputs[1:]:
                     declare(operand)
                 found[v] = text.links[v]
 
-        for v in wanted:
-            declare(v)
-        return [*found.values()]
+        for v in (*(step.inputs[1] for step in phases.joins(phase)), *phases.stored(phase)):
+            if v in phases.makers:
+                declare(v)
+        return found
 
     def _join(self, step: Step, rows: Rows) -> str:
         x, how = step.inputs[1], JOINS[step.op]
-        if x in self.phases.kept:
-            source = f"kept, KEPT_FROM({self.phases.kept.index(x)})"
+        if x in self._kept:
+            source = ", ".join(self._array(x))
         else:
             source = f"p{self.statements.arrays.index(x)}, o{self.statements.arrays.index(x)} + b{rows.at[x]}"
         return f"const A {self.statements.names[step.outputs]} = join_row({source}, 1, 0, columns, 0, lanes, {how});"

@@ -101,6 +101,28 @@ def test_what_reduces_gives_its_rows_and_several_axes_too(backend):
     assert [step.part for step in compiled.programs()[0].steps] == ["group"]
 
 
+def statistics(x, weight):
+    """Return reductions of a cast and of what is computed from it, values that later phases read, and results."""
+    wide = x.astype("float32")
+    largest, total = ops.max(wide, axis=-1, keepdims=True), ops.sum(wide, axis=-1, keepdims=True)
+    e = ops.exp(wide - largest)
+    scaled = e * (1 / ops.sum(e, axis=-1, keepdims=True)) * weight
+    least = ops.min(scaled, axis=-1, keepdims=True)
+    return largest, total, ops.min(-wide, axis=-1, keepdims=True), e, (scaled - least).astype(x.dtype), scaled
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
+def test_reductions_of_computed_values_have_the_bits_of_the_ops(backend, dtype):
+    for length in (1, 7, 8, 15, 16, 33, 63, 64, 65, 130, 1000, 8300):  # 8300: more than a chunk of reduce.cl
+        values = np.random.default_rng(length).standard_normal((5, length))
+        values[1] = np.where(values[1] > 0, 0.0, -0.0)
+        values[2, length // 2], values[3, -1] = np.nan, np.inf
+        x, weight = pa.asarray(values, dtype=dtype), array(length, seed=1)
+        compiled = pa.compile(statistics)
+        assert bits(compiled(x, weight)) == bits(statistics(x, weight)), length
+        assert "group" in [step.part for step in compiled.programs()[0].steps]
+
+
 class ReadAsDense(elements.Operand):
     """A broadcast input that is read as if its elements were neighbors, one by one: vectors would not be aligned."""
 
