@@ -2,7 +2,7 @@
 
 import math
 
-from polyarr.core.array import spec_of
+from polyarr.core.array import spec_of, untracked
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8
@@ -22,6 +22,11 @@ from polyarr.ops.validation import number, within
 
 def _canonical_axis(x, *, axis):
     return {"axis": axis_of("softmax", x, axis)}
+
+
+def _centred(x, axis):
+    """Return x less its largest element, through which no gradient passes: a softmax is the same for any shift."""
+    return subtract(x, max(untracked(x), axis=axis, keepdims=True))
 
 
 @composed(canonical=_canonical_axis)
@@ -49,8 +54,8 @@ def softmax(x, *, axis=-1):
     check_kind("softmax", "x", spec_of(x), "floating")
     if 0 in x.shape:
         return x
-    e = exp(subtract(x, max(x, axis=axis, keepdims=True)))
-    return divide(e, sum(e, axis=axis, keepdims=True))
+    e = exp(_centred(x, axis))
+    return multiply(e, divide(1, sum(e, axis=axis, keepdims=True)))
 
 
 @composed(canonical=_canonical_axis)
@@ -78,7 +83,7 @@ def log_softmax(x, *, axis=-1):
     check_kind("log_softmax", "x", spec_of(x), "floating")
     if 0 in x.shape:
         return x
-    centred = subtract(x, max(x, axis=axis, keepdims=True))
+    centred = _centred(x, axis)
     return subtract(centred, log(sum(exp(centred), axis=axis, keepdims=True)))
 
 
