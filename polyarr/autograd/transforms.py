@@ -280,7 +280,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in given)]
         if not inputs:
             return value
-        value, after = _joined([value, [a.snapshot() for a in rebound]], inputs, pull)
+        value, after = joined([value, [a.snapshot() for a in rebound]], inputs, pull)
         for a, new in zip(rebound, after, strict=True):
             a.rebind(new)
         return value
@@ -408,7 +408,7 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
         flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
         return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
-    return _joined(value, inputs, pull)
+    return joined(value, inputs, pull)
 
 
 def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
@@ -432,7 +432,7 @@ def _checked(grads: Any, args: tuple) -> Any:
     return grads
 
 
-def _joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
+def joined(value: Any, inputs: list[tuple[Node, Spec]], pull: Callable) -> Any:
     """Return value with its floating-point arrays as results of one node. pull gets cotangents, None for zeros."""
     outputs = [_untracked(o) for o in tree.leaves(value)]
     nodes, specs = zip(*inputs, strict=True)
@@ -579,7 +579,8 @@ def _fitted(node: Node, g: Array, spec: Spec) -> Array:
     if not fits or g.dtype != spec.dtype:
         op = getattr(node.pull, "op", None)
         check_gradient(f"{op.name if op else 'autograd'}: the gradient of an input is", g, spec)
-    return g if g.shape == spec.shape else ops.reshape(ops.sum(g, axis=stretched), shape=spec.shape)
+    g = ops.sum(g, axis=stretched, keepdims=not lead) if stretched else g
+    return g if g.shape == spec.shape else ops.reshape(g, shape=spec.shape)
 
 
 def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | None]) -> Any:

@@ -264,7 +264,8 @@ def cumulative_sum(x, *, axis=None, dtype=None):
 
 def _broadcast_back(g, x_spec: Spec, axis: tuple[int, ...]):
     """Return g broadcast back to the shape before the reduction."""
-    return broadcast_to(reshape(g, shape=kept_shape(x_spec, axis)), shape=x_spec.shape)
+    kept = kept_shape(x_spec, axis)
+    return broadcast_to(g if g.shape == kept else reshape(g, shape=kept), shape=x_spec.shape)
 
 
 def _extreme_grad(g, x, out, axis):
