@@ -1,12 +1,16 @@
 """Fusion: group steps with one iteration shape, so that the backend runs each group as one kernel.
 
-A group grows along its producers and may have several results. Two groups are merged only if neither depends on the
-other through a third group. Steps that may report an invalid index stay in order, as if each depended on the previous.
+A group grows along its producers and may have several results. Then groups that read the same array are merged, unless
+a step that cannot be fused lies between them, as that would keep values in memory for longer. Two groups are merged
+only if neither depends on the other through a third group. Steps that may report an invalid index stay in order, as if
+each depended on the previous.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
+from polyarr.capture.broadcasts import without_broadcasts
 from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
 MAX_STEPS = 64  # per group; with more, values would spill out of registers
@@ -14,6 +18,7 @@ MAX_STEPS = 64  # per group; with more, values would spill out of registers
 
 def fused(program: Program, fusion: Fusion) -> Program:
     """Return the program with each group of steps as one step."""
+    program = without_broadcasts(program, fusion)
     groups, count = Groups(program, fusion), 0
     while count != len(groups.all):  # a merge may enable further merges
         count = len(groups.all)
@@ -21,8 +26,11 @@ def fused(program: Program, fusion: Fusion) -> Program:
             for v in flat(step.inputs):
                 if v in groups.maker:
                     groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
+                    groups.join_reduction(groups.home[groups.maker[v]], groups.home[i])
         for i in reversed(range(len(program.steps))):
             groups.join_only_user(groups.home[i])
+        if count == len(groups.all):
+            groups.join_readers()
     return _rebuilt(program, fusion, groups)
 
 
@@ -56,6 +64,7 @@ class Groups:
 
     def __init__(self, program: Program, fusion: Fusion) -> None:
         self._steps, self._outputs, self._most = program.steps, set(program.outputs), fusion.most
+        self._arrays = program.specs.keys()
         self._inside = program.constants.keys() - program.specs.keys()  # constant numbers, copied into each group
         self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.outputs)}
         self.home = list(range(len(program.steps)))
@@ -86,6 +95,23 @@ class Groups:
             if one and other and _is_by_rows(one, other) and self._may_join(a, b, one, other):
                 self._join(a, b, one, other)
 
+    def join_reduction(self, a: int, b: int) -> None:
+        """Merge a group that computes one element per row into the group that reduces the rows it reads."""
+        one, other = self.all[a].kind, self.all[b].kind
+        if a != b and one and other and one.reduced and _is_by_rows(other, one) and self._may_join(a, b, one, other):
+            self._join(a, b, other, one)
+
+    def join_readers(self) -> None:
+        """Merge groups that read the same array, if each step from one to the other can be fused."""
+        readers: dict[int, list[int]] = {}
+        for i, step in enumerate(self._steps):
+            for v in dict.fromkeys(flat(step.inputs)):
+                readers.setdefault(v, []).append(i)
+        for v, found in readers.items():
+            for i, j in pairwise(found):
+                if v in self._arrays and all(self.all[self.home[k]].kind for k in range(i, j)):
+                    self.join_alike(self.home[i], self.home[j])
+
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
         """Return the values that steps read from outside, and their results that are needed outside."""
         inside = set(steps)
@@ -115,7 +141,7 @@ class Groups:
         return len(steps) <= MAX_STEPS and sum(map(len, self.edges(steps))) <= self._most
 
     def _join(self, a: int, b: int, kind: Kind, others: Kind) -> None:
-        """Merge group b into group a, on which it depends."""
+        """Merge group b into group a."""
         one, other = self.all[a], self.all.pop(b)
         own = one.own | other.own
         before, after = (one.before | other.before) & ~own, (one.after | other.after) & ~own
@@ -123,12 +149,16 @@ class Groups:
         self.all[a] = Group(tuple(sorted(one.steps + other.steps)), joint, own, before, after)
         for i in other.steps:
             self.home[i] = a
-        # Only needed if b has dependencies that a lacks, and a has dependents that b lacks.
-        if other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own):
+        if _reaches_further(one, other) or _reaches_further(other, one):
             for g in {self.home[i] for i in _bits(after)}:
                 self.all[g] = self.all[g]._replace(before=self.all[g].before | before | own)
             for g in {self.home[i] for i in _bits(before)}:
                 self.all[g] = self.all[g]._replace(after=self.all[g].after | after | own)
+
+
+def _reaches_further(one: Group, other: Group) -> bool:
+    """Return whether dependents of `one`, which `other` lacks, will depend on what only `other` depends on."""
+    return bool(other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own))
 
 
 def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:

@@ -85,9 +85,9 @@ class Phases:
         return [v for v in self._group.outputs if self.of[v] == phase and not self.is_of_rows(v)]
 
     @property
-    def reduced(self) -> list[int]:
-        """The outputs that are results of reductions."""
-        return [v for v in self._group.outputs if self.makers[v].op in JOINS]
+    def row_outputs(self) -> list[int]:
+        """The outputs with one element per row."""
+        return [v for v in self._group.outputs if self.is_of_rows(v)]
 
 
 class Rows(NamedTuple):
@@ -263,7 +263,7 @@ class SerialRows(RowGroup):
             found += self.links(phases.of_rows(phase))
             found += self._through_the_row(phase, loads)
             found += [self._join(step, rows) for step in self._after(phase)]
-        found += [self.statements.store(v, "row") for v in phases.reduced]
+        found += [self.statements.store(v, "row") for v in phases.row_outputs]
         return " ".join(found)
 
     def _through_the_row(self, phase: int, loads: dict[int, str]) -> list[str]:

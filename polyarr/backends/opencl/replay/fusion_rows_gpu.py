@@ -84,7 +84,7 @@ class Writer:
         for phase, needed in enumerate(plans):
             found += self._group.links(self._phases.of_rows(phase))
             found += self._along_the_row(phase, needed, held)
-        found += [f"if (me == 0 && end) {self._text.store(v, 'row')}" for v in self._phases.reduced]
+        found += [f"if (me == 0 && end) {self._text.store(v, 'row')}" for v in self._phases.row_outputs]
         slots = sorted({(i, self._acc(v)) for v, i in held.items()})
         return " ".join(found), [f"{acc} h{i}[SLOTS][VECTOR];" for i, acc in slots]
 
