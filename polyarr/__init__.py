@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from polyarr import distributed, linalg, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.capture.compile import CaptureWarning, compile
+from polyarr.capture.fused_function import fused
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
 from polyarr.core.current import get_backend, set_backend, synchronize, use_backend
@@ -44,8 +45,8 @@ __all__ = [
     "asarray", "astype", "bfloat16", "bool", "broadcast_arrays", "broadcast_shapes", "can_cast", "checkpoint",
     "compile", "concat", "conv", "conv_transpose", "count_nonzero", "cumulative_prod", "cumulative_sum", "custom_vjp",
     "diff", "distributed", "e", "einsum", "empty", "empty_like", "evaluate", "eye", "finfo", "float16", "float32",
-    "float64", "from_dlpack", "full", "full_like", "get_backend", "get_matmul_precision", "grad", "iinfo", "inf",
-    "int8", "int16", "int32", "int64", "interpolate", "isdtype", "isin", "jvp", "linalg", "linspace", "load",
+    "float64", "from_dlpack", "full", "full_like", "fused", "get_backend", "get_matmul_precision", "grad", "iinfo",
+    "inf", "int8", "int16", "int32", "int64", "interpolate", "isdtype", "isin", "jvp", "linalg", "linspace", "load",
     "max_pool", "mean_pool", "memory_stats", "meshgrid", "nan", "newaxis", "nn", "nonzero", "ones", "ones_like", "ops",
     "optim", "pi", "plugins", "profile", "random", "repeat", "reshape", "result_type", "save", "searchsorted",
     "set_backend", "set_matmul_precision", "stop_gradient", "synchronize", "transfers", "tree", "uint8", "uint16",

@@ -80,11 +80,15 @@ class Captured(NamedTuple):
             raise
         for i, at, spec in self.effects:
             arguments[i].rebind(Array(self.backend, outputs[at], spec))
-        return self.unflatten(self._leaves(outputs))
+        return self.value(outputs)
 
     def outputs(self, inputs: list[Any]) -> list[Any]:
         """Run the program and return its outputs' values."""
         return self.run(inputs)
+
+    def value(self, outputs: list[Any]) -> Any:
+        """Return the function's result, given the outputs' values."""
+        return self.unflatten(self._leaves(outputs))
 
     def _observed(self, inputs: list[Any]) -> list[Any]:
         if watch.takes_programs(self.backend):
@@ -140,7 +144,7 @@ def captured(
     """
     trace = Trace(backend)
     try:
-        capture = _Capture(trace, captures)
+        capture = Capture(trace, captures)
         args = [capture.argument(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
         named = {called: arg for (called, *_), arg in zip(arguments[positional:], args[positional:], strict=True)}
         fingerprints = [*map(fingerprint, args)]
@@ -188,7 +192,7 @@ class _Outcome(NamedTuple):
     rebound: list[tuple[_Input, Array]]
 
 
-class _Capture:
+class Capture:
     """The one run of fn on a trace, and the tracers of its inputs."""
 
     def __init__(self, trace: Trace, captures: Any) -> None:
@@ -278,31 +282,40 @@ class _Capture:
 
     def finish(self, name: str, outcome: _Outcome, donated: list[int]) -> Captured:
         """Simplify the program, fuse its steps, and return the Captured."""
-        outputs: list[int] = []
-
-        def output(value: Any) -> int:
-            outputs.append(value.slot if isinstance(value, Number) else value.buf.slot)
-            return len(outputs) - 1
-
-        def result(leaf: Any) -> Result:
-            if isinstance(leaf, Number):
-                return Result(output(leaf), None)
-            return Result(output(leaf), leaf.spec) if type(leaf) is Array else Result(None, None, leaf)
-
-        results = tuple(map(result, outcome.leaves))
+        outputs, results, unflatten = described(outcome.value, outcome.leaves)
         indices = {id(s): i for i, s in enumerate(self.inputs)}
-        effects = tuple((indices[id(s)], output(a), a.spec) for s, a in outcome.rebound)
+        effects = tuple((indices[id(s)], len(outputs) + i, a.spec) for i, (s, a) in enumerate(outcome.rebound))
+        outputs += [a.buf.slot for _, a in outcome.rebound]
         inputs = [s.slot for s in self.inputs] + (self.state if self.generator.draws else [])
         program, backend = simplified(self.trace.program(name, inputs, outputs)), self.trace.target
-        program = program._replace(donated=frozenset([inputs[i] for i in donated]))
-        if backend.fusion is not None:
-            program = fused(program, backend.fusion)
-        run = runner(program)
-        if backend.replay is not None:
-            run = backend.replay(program, run)
-        template = tree.unflatten(outcome.value, [leaf.constant if leaf.output is None else _ARRAY for leaf in results])
-        unflatten, draws = unflattener(template), self.generator.draws
-        return Captured(program, run, backend, unflatten, results, effects, draws)
+        program, run = runnable(program._replace(donated=frozenset([inputs[i] for i in donated])), backend)
+        return Captured(program, run, backend, unflatten, results, effects, self.generator.draws)
+
+
+def described(value: Any, leaves: list[Any]) -> tuple[list[int], tuple[Result, ...], Callable[[Iterator[Any]], Any]]:
+    """Return the slots of a value's tracers, the description of each leaf, and what builds the value from leaves."""
+    outputs: list[int] = []
+
+    def output(leaf: Any) -> int:
+        outputs.append(leaf.slot if isinstance(leaf, Number) else leaf.buf.slot)
+        return len(outputs) - 1
+
+    def result(leaf: Any) -> Result:
+        if isinstance(leaf, Number):
+            return Result(output(leaf), None)
+        return Result(output(leaf), leaf.spec) if type(leaf) is Array else Result(None, None, leaf)
+
+    results = tuple(map(result, leaves))
+    template = tree.unflatten(value, [leaf.constant if leaf.output is None else _ARRAY for leaf in results])
+    return outputs, results, unflattener(template)
+
+
+def runnable(program: Program, backend: Backend) -> tuple[Program, Run]:
+    """Return a program with its steps fused as the backend can, and the function that runs it."""
+    if backend.fusion is not None:
+        program = fused(program, backend.fusion)
+    run = runner(program)
+    return program, run if backend.replay is None else backend.replay(program, run)
 
 
 _ARRAY = Spec((), float)  # placeholder of a leaf in the template of a result; a Module accepts it as a child

@@ -94,11 +94,11 @@ class Compiled(Generic[P, R]):
             try:
                 self._flatten(args, kwargs, inputs, key, donated)
             except RecursionError:
-                raise CaptureError(f"compile: an argument of {_name(self.fn)} contains itself; give a tree") from None
+                raise CaptureError(f"compile: an argument of {name_of(self.fn)} contains itself; give a tree") from None
         arrays = [leaf for leaf in inputs if type(leaf) is Array]
         if records() and any(map(_NODE, arrays)):
             return self.fn(*args, **kwargs)  # the tape has to record its ops
-        backend = self._backend(arrays)
+        backend = backend_of(self.fn, arrays)
         if signature is None:
             aliases = alias_pattern(inputs)
             signature = self._lookup((*key, aliases, id(backend)), context, aliases, donated, backend, args, kwargs)
@@ -156,20 +156,6 @@ class Compiled(Generic[P, R]):
             return zip(self.names, args, strict=False)
         return zip((*self.names, *[self.rest] * (len(args) - len(self.names))), args, strict=True)
 
-    def _backend(self, arrays: list[Array]) -> Backend:
-        if not arrays:
-            return get_backend()
-        first = arrays[0].backend
-        if first is not DONATED and [*map(_BACKEND, arrays)].count(first) == len(arrays):
-            return first
-        for a in arrays:
-            if a.backend is DONATED:
-                refuse_donated()
-            if a.backend is not first and not first.meets(a.backend):
-                text = f"compile: arguments of {_name(self.fn)} live on {first.name!r} and {a.backend.name!r}"
-                raise BackendError(f"{text}; bring them to one backend with .to(name)")
-        return first
-
     def _lookup(
         self, key: tuple, context: tuple, aliases: tuple[int, ...] | None, donated: list[int], backend: Backend,
         args: tuple, kwargs: dict[str, Any],
@@ -179,7 +165,7 @@ class Compiled(Generic[P, R]):
         with self._lock:
             signature = self._signatures.get(key)
             if signature is None:
-                found = captured(self.fn, _name(self.fn), backend, arguments, len(args), self.captures, donated)
+                found = captured(self.fn, name_of(self.fn), backend, arguments, len(args), self.captures, donated)
                 signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
                 before, self._keys = self._keys, _keys(arguments)
                 if len(self._signatures) == self.many + 1:
@@ -257,8 +243,24 @@ def compile(
     anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option, names in options.items():
         if unknown := [] if anything else sorted(names - known.keys()):
-            raise TypeError(f"compile: {option} names {unknown[0]!r}; {_name(fn)} takes {', '.join(known)}")
+            raise TypeError(f"compile: {option} names {unknown[0]!r}; {name_of(fn)} takes {', '.join(known)}")
     return Compiled(fn, options["constants"], captures, options["donate"])
+
+
+def backend_of(fn: Callable, arrays: list[Array]) -> Backend:
+    """Return the backend of the arrays that a compiled function is called with."""
+    if not arrays:
+        return get_backend()
+    first = arrays[0].backend
+    if first is not DONATED and [*map(_BACKEND, arrays)].count(first) == len(arrays):
+        return first
+    for a in arrays:
+        if a.backend is DONATED:
+            refuse_donated()
+        if a.backend is not first and not first.meets(a.backend):
+            text = f"compile: arguments of {name_of(fn)} live on {first.name!r} and {a.backend.name!r}"
+            raise BackendError(f"{text}; bring them to one backend with .to(name)")
+    return first
 
 
 def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:
@@ -280,7 +282,8 @@ def _spec_key(part: Any) -> Any:
     return spec_of(part)
 
 
-def _name(fn: Callable) -> str:
+def name_of(fn: Callable) -> str:
+    """Return the name of a function, for errors."""
     return getattr(fn, "__name__", type(fn).__name__)
 
 
@@ -296,6 +299,6 @@ def _warn(fn: Callable, many: int, before: dict[str, list[Any]], now: dict[str, 
     """Warn that a function was captured so often, and say in what the latest two calls differ."""
     changed = [f"{name} {change}" for name in now if (change := difference(before.get(name, []), now[name]))]
     why = "; ".join(changed[:3]) or "the precision, the backend or which arguments are one array changed"
-    text = f"compile: {_name(fn)} was captured {many + 1} times, the last time because {why}"
+    text = f"compile: {name_of(fn)} was captured {many + 1} times, the last time because {why}"
     text += "; each costs more than a plain call: make what changes an array or a number, or leave it out"
     warnings.warn(text, CaptureWarning, stacklevel=4)

@@ -105,7 +105,7 @@ def captures_known_by_their_buffers(patch):
 
 
 def arguments_that_are_captures_taken_for_two(patch):
-    real = captured._Capture._input
+    real = captured.Capture._input
 
     def traced_input(self, leaf):
         own, self._by_handle = self._by_handle, {}
@@ -114,18 +114,18 @@ def arguments_that_are_captures_taken_for_two(patch):
         finally:
             self._by_handle = {**self._by_handle, **own}
 
-    patch.setattr(captured._Capture, "_input", traced_input)
+    patch.setattr(captured.Capture, "_input", traced_input)
 
 
 def captures_given_back_as_they_were(patch):
     """Read returned captures after the handles got their first buffers back."""
-    real = captured._Capture._tracer
+    real = captured.Capture._tracer
 
     def tracer(self, a):
         stand = self._by_handle.get(id(a))
         return real(self, a if stand is None else Array(self.trace.backend, self.trace._known[id(a)][2], a.spec))
 
-    patch.setattr(captured._Capture, "_leaves", lambda self, name, value: [
+    patch.setattr(captured.Capture, "_leaves", lambda self, name, value: [
         tracer(self, a) if type(a) is Array else a for a in pa.tree.leaves(value)
     ])  # fmt: skip
 

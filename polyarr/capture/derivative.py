@@ -1,0 +1,130 @@
+"""Value and gradient of a function for one signature, as a forward and a backward program."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from polyarr import tree
+from polyarr.autograd import vjp
+from polyarr.autograd.arguments import carries_gradient
+from polyarr.capture.captured import Capture, Captured, described, runnable
+from polyarr.capture.partition import partitioned
+from polyarr.capture.passes import simplified
+from polyarr.capture.trace import Trace
+from polyarr.core.array import Array
+from polyarr.core.backend import Backend
+from polyarr.core.current import capturing, use_backend
+from polyarr.core.errors import CaptureError
+from polyarr.core.number import Number, evaluate
+from polyarr.core.program import Program, assigned, lookup
+from polyarr.core.tape import reads
+
+
+class Derivative(NamedTuple):
+    """The two programs.
+
+    Attributes:
+        forward: From the inputs to the results and the values that are kept.
+        backward: From the numbers, the kept values and the cotangents of all floating-point results to the gradients.
+        plain: Both programs with single steps, for a surrounding capture.
+    """
+
+    forward: Captured
+    backward: Captured
+    plain: tuple[Program, Program]
+
+
+def derivative(fn: Callable, name: str, backend: Backend, arguments: Any, wanted: tuple[int, ...]) -> Derivative:
+    """Capture fn and its gradient.
+
+    Args:
+        fn: Function of trees.
+        name: Its name, for errors.
+        backend: Backend of the arrays.
+        arguments: Tree (args, kwargs); its arrays and numbers are the inputs.
+        wanted: Indices among the inputs of the arrays whose gradients are computed.
+
+    Raises:
+        CaptureError: As `compile`; also if fn changes an argument in place or draws random numbers.
+    """
+    trace, tokens = Trace(backend), (capturing.set(None), reads.set(None))
+    try:
+        with use_backend(backend):
+            return _Pair(trace, fn, name, wanted).derivative(arguments)
+    finally:
+        trace.close()
+        capturing.reset(tokens[0])
+        reads.reset(tokens[1])
+
+
+class _Pair:
+    """One capture of a function and its gradient."""
+
+    def __init__(self, trace: Trace, fn: Callable, name: str, wanted: tuple[int, ...]) -> None:
+        self.trace, self.fn, self.name, self.wanted = trace, fn, name, wanted
+        self.cotangents: list[int] = []
+
+    def derivative(self, arguments: Any) -> Derivative:
+        capture, backend = Capture(self.trace, ()), self.trace.target
+        given = capture.argument(arguments, scalars_are_inputs=True)
+        outcome = capture.run(self.name, lambda: self._both(given))
+        if outcome.rebound or capture.generator.draws:
+            what = "changes an argument in place" if outcome.rebound else "draws random numbers"
+            raise CaptureError(f"fused: {self.name} {what}; do so outside of it")
+        value, gradients = outcome.value
+        leaves = outcome.leaves[: len(outcome.leaves) - len(gradients)]
+        outputs, results, unflatten = described(value, leaves)
+        inputs = [s.slot for s in capture.inputs] + self.cotangents
+        ends = [a.buf.slot for a in outcome.leaves[len(leaves) :]]
+        program = simplified(self.trace.program(self.name, inputs, outputs + ends))
+        forward, backward, _ = partitioned(program, len(outputs), frozenset(self.cotangents), backend.fusion)
+        backward = backward._replace(name=f"{self.name} backward")
+        return Derivative(
+            Captured(*runnable(forward, backend), backend, unflatten, results, (), 0),
+            Captured(*runnable(backward, backend), backend, iter, (), (), 0),
+            (forward, backward),
+        )
+
+    def _both(self, given: Any) -> tuple[Any, list[Array]]:
+        """Return the value of fn and the gradients of the wanted inputs."""
+        leaves = tree.leaves(given)
+        inputs = [i for i, leaf in enumerate(leaves) if type(leaf) is Array or isinstance(leaf, Number)]
+        places = [inputs[i] for i in self.wanted]
+        value, pull = vjp(self._of_wanted(given, leaves, places), *[leaves[i] for i in places])
+        return value, [*pull(tree.map(self._cotangent, value))]
+
+    def _of_wanted(self, given: Any, leaves: list[Any], places: list[int]) -> Callable:
+        def call(*tracked: Array) -> Any:
+            before = [a.buf for a in tracked]
+            args, kwargs = tree.unflatten(given, _with(leaves, places, tracked))
+            value = self.fn(*args, **kwargs)
+            if any(a.buf is not buf for a, buf in zip(tracked, before, strict=True)):
+                raise CaptureError(f"fused: {self.name} changes an argument in place; do so outside of it")
+            return value
+
+        return call
+
+    def _cotangent(self, leaf: Any) -> Array | None:
+        """Return the tracer of a result's cotangent; its value during the capture is that of the result."""
+        if not carries_gradient(leaf):
+            return None
+        found = self.trace.array(Array(self.trace.target, self.trace.context.lift(leaf).buf.real, leaf.spec))
+        self.cotangents.append(found.buf.slot)
+        return found
+
+
+def _with(leaves: list[Any], places: list[int], others: Any) -> list[Any]:
+    """Return leaves with others at these places."""
+    found = dict(zip(places, others, strict=True))
+    return [found.get(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+def replayed(program: Program, backend: Backend, inputs: list[Any]) -> list[Any]:
+    """Run a program's steps on a tracing backend, which records them; return the outputs' values."""
+    values = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+    for step in program.scalar_steps:
+        values.update(assigned(step.outputs, evaluate(step.call, *lookup(values, step.inputs))))
+    for step in program.steps:
+        kernel = backend.kernels[step.op]
+        call = kernel if step.part == "kernel" else getattr(kernel, step.part)
+        values.update(assigned(step.outputs, call(*lookup(values, step.inputs), **step.params)))
+    return [values[slot] for slot in program.outputs]

@@ -1,0 +1,182 @@
+"""polyarr.fused: a function whose value and gradient are captured, each fused into as few kernels as possible."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from polyarr import ops, tree
+from polyarr.autograd import vjp
+from polyarr.autograd.arguments import carries_gradient, check_callable
+from polyarr.autograd.transforms import joined
+from polyarr.capture.arguments import alias_pattern, flatten
+from polyarr.capture.compile import backend_of, compile, name_of
+from polyarr.capture.derivative import Derivative, derivative, replayed
+from polyarr.core.array import Array
+from polyarr.core.backend import Backend
+from polyarr.core.current import CaptureContext, capturing
+from polyarr.core.number import Number
+from polyarr.core.precision import get_matmul_precision
+from polyarr.core.spec import Spec
+from polyarr.core.tape import is_pulled_once, reads, records
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+
+class FusedFunction(Generic[P, R]):
+    """A function whose value and gradient are captured; made by `polyarr.fused`.
+
+    Attributes:
+        fn: The function itself.
+    """
+
+    def __init__(self, fn: Callable[P, R]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn, self._compiled = fn, compile(fn)
+        self._derivatives: dict[Any, Derivative] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return fn(*args, **kwargs); within a gradient transform, with a gradient that is captured too."""
+        if not records() or self._compiled.is_plain or not any(map(_is_tracked, tree.leaves((args, kwargs)))):
+            return self._compiled(*args, **kwargs)
+        return _Call(self, (args, kwargs)).recorded()
+
+    def programs(self) -> list[Any]:
+        """Return the captured programs: of calls without gradient, then a forward and a backward one per signature.
+
+        Returns:
+            List of Program; printing one shows its steps.
+        """
+        found = [half.program for each in self._derivatives.values() for half in each[:2]]
+        return [*self._compiled.programs(), *found]
+
+    def derivative(self, key: tuple, backend: Backend, arguments: Any, wanted: tuple[int, ...]) -> Derivative:
+        """Return the programs of a signature, captured with these arguments if it is new."""
+        key = *key, wanted, id(backend)
+        if key not in self._derivatives:
+            self._derivatives[key] = derivative(self.fn, name_of(self.fn), backend, arguments, wanted)
+        return self._derivatives[key]
+
+
+class _Call:
+    """One call within a gradient transform, and its pull."""
+
+    def __init__(self, function: FusedFunction, arguments: Any) -> None:
+        self._function, self._arguments, self._capture = function, arguments, capturing.get()
+        inputs, key = list[Any](), list[Any]()
+        flatten(arguments, inputs, key)
+        for a in inputs if (read := reads.get()) is not None else ():
+            if type(a) is Array:
+                read.note(a)
+        self._key = get_matmul_precision(), *key, alias_pattern(inputs)
+        self._inputs = [_lifted(self._capture, a) for a in inputs]
+        self._wanted = tuple([i for i, a in enumerate(self._inputs) if _is_tracked(a)])
+        self._backend = backend_of(function.fn, [a for a in self._inputs if type(a) is Array])
+
+    def recorded(self) -> Any:
+        """Return the value of the function, with its gradient on the tape."""
+        capture, values = self._capture, [a.buf if type(a) is Array else a for a in self._inputs]
+        target = self._backend if capture is None else capture.target
+        found = self._function.derivative(self._key, target, self._concrete(target), self._wanted)
+        outputs = self._run(found, 0, list(values))
+        value = found.forward._replace(backend=self._backend).value(outputs)
+        numbers = [v for v in values if type(v) in (int, float) or isinstance(v, Number)]
+        kept = numbers + outputs[sum(result.output is not None for result in found.forward.results) :]
+        specs = [leaf.spec if carries_gradient(leaf) else None for leaf in tree.leaves(value)]
+        again = None if is_pulled_once() else self._again()
+        ends = [self._inputs[i] for i in self._wanted]
+
+        def pull(g: list[Any]) -> list[Any]:
+            if again is not None and records():
+                return again(g)
+            cotangents = [self._cotangent(part, spec).buf for part, spec in zip(g, specs, strict=True) if spec]
+            gradients = self._run(found, 1, kept + cotangents)
+            return [Array(self._backend, buf, a.spec) for buf, a in zip(gradients, due, strict=True)]
+
+        due = [Array(a.backend, None, a.spec) for a in ends]
+        return joined(value, [(a.node, a.spec) for a in ends], pull)
+
+    def _run(self, found: Derivative, half: int, values: list[Any]) -> list[Any]:
+        """Run the forward (0) or the backward program (1)."""
+        if self._capture is not None:
+            return replayed(found.plain[half], self._backend, values)
+        if (capture := capturing.get()) is not None:
+            capture.lift(Array(self._backend, None, Spec((), float)))  # raises: the capture was not given what is kept
+        return found[half].outputs(values)
+
+    def _cotangent(self, g: Array | None, spec: Spec) -> Array:
+        return ops.zeros_like(Array(self._backend, None, spec)) if g is None else g
+
+    def _concrete(self, target: Backend) -> Any:
+        """Return the arguments with the values that they have during a capture."""
+
+        def concrete(a: Any) -> Any:
+            if type(a) is not Array:
+                return a.now if isinstance(a, Number) else a
+            return Array(target, a.buf if self._capture is None else a.buf.real, a.spec)
+
+        handles: dict[int, Array] = {}  # one array in two places stays one
+        leaves, lifted = tree.leaves(self._arguments), iter(self._inputs)
+        of_inputs = [
+            handles.setdefault(id(a), concrete(next(lifted))) if type(a) is Array
+            else concrete(next(lifted)) if type(a) in (int, float) or isinstance(a, Number)
+            else a
+            for a in leaves
+        ]  # fmt: skip
+        return tree.unflatten(self._arguments, of_inputs)
+
+    def _again(self) -> Callable[[list[Any]], list[Any]]:
+        """Return the pull that differentiates the function itself, for higher derivatives."""
+        leaves = tree.leaves(self._arguments)
+        inputs = [i for i, a in enumerate(leaves) if type(a) in (Array, int, float) or isinstance(a, Number)]
+        places = [inputs[i] for i in self._wanted]
+        given = [leaf.snapshot() if type(leaf) is Array else leaf for leaf in leaves]
+
+        def call(*tracked: Array) -> Any:
+            found = dict(zip(places, tracked, strict=True))
+            args, kwargs = tree.unflatten(self._arguments, [found.get(i, leaf) for i, leaf in enumerate(given)])
+            return self._function.fn(*args, **kwargs)
+
+        def again(g: list[Any]) -> list[Any]:
+            value, pull = vjp(call, *[given[i] for i in places])
+            return [*pull(tree.unflatten(value, g))]
+
+        return again
+
+
+def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:
+    """Capture a function and its gradient, and fuse each into as few kernels as the backend can.
+
+    Outside of a gradient transform this is `compile`. Within one, the function runs as a forward program, which keeps
+    as few bytes as possible, and its gradient as a backward program, which computes elementwise steps again instead of
+    reading them. Both are captured at the first call with arguments of each signature. Also a decorator.
+
+    Args:
+        fn: Function of trees of arrays and numbers whose value is a tree. It must be pure: it may not change an
+            argument in place, draw random numbers, or use arrays that it is not given.
+
+    Returns:
+        FusedFunction: a function with the same arguments, value and derivatives, to any order.
+
+    Raises:
+        CaptureError: At the first call: fn is not pure, reads an array's values, or asks for the value of a number.
+        TypeError: `fn` is not a plain function.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> @pa.fused
+        ... def swiglu(gate, up):
+        ...     return pa.silu(gate) * up
+        >>> pa.grad(lambda x: pa.sum(swiglu(x, x)))(pa.asarray([0.0, 1.0]))
+        Array([0.       , 1.6587038], float32, 'numpy')
+    """
+    check_callable("fused", fn)
+    return FusedFunction(fn)
+
+
+def _lifted(capture: CaptureContext | None, a: Any) -> Any:
+    return a if capture is None or type(a) is not Array else capture.lift(a)
+
+
+def _is_tracked(a: Any) -> bool:
+    return carries_gradient(a) and a.node is not None

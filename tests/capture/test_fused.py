@@ -1,0 +1,199 @@
+"""polyarr.fused: the values and derivatives of the function itself, few kernels, and few bytes kept between them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import polyarr as pa
+from polyarr import nn, ops
+from polyarr.capture.partition import Graph
+from polyarr.core.errors import CaptureError, GradientError
+from polyarr.testing.compare import bits
+
+
+def array(*shape, dtype="float32", seed=0):
+    return pa.asarray(np.random.default_rng(seed).standard_normal(shape), dtype=dtype)
+
+
+def swiglu(gate, up):
+    return pa.silu(gate) * up
+
+
+def rms_norm(x, weight, eps=1e-6):
+    return x * pa.rsqrt(pa.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+
+
+def rotary(x, cos, sin):
+    left, right = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return x * cos + pa.concat([-right, left], axis=-1) * sin
+
+
+def huber(predicted, target, width=1.0):
+    error = pa.abs(predicted - target)
+    return pa.mean(pa.where(error < width, 0.5 * error * error, width * (error - 0.5 * width)), axis=-1)
+
+
+def several(tree, scale):
+    x, y = tree["x"], tree["y"][0]
+    return {"sum": x + y * scale, "same": x, "flags": x > y, "count": scale * 2, "name": "two", "pair": (pa.exp(x), y)}
+
+
+CALLS = {
+    "swiglu": (swiglu, (array(4, 6), array(4, 6, seed=1)), {}),
+    "swiglu-bfloat16": (swiglu, (array(4, 6, dtype="bfloat16"), array(4, 6, dtype="bfloat16", seed=1)), {}),
+    "rms": (rms_norm, (array(5, 33), array(33, seed=1)), {}),
+    "rms-float16": (rms_norm, (array(2, 3, 70, dtype="float16"), array(70, dtype="float16", seed=1)), {"eps": 1e-3}),
+    "rotary": (rotary, (array(2, 3, 5, 8), array(5, 8, seed=1), array(5, 8, seed=2)), {}),
+    "huber": (huber, (array(7, 5), array(7, 1, seed=1)), {"width": 0.7}),
+    "matmul": (lambda x, w, b: ops.gelu(x @ w + b), (array(4, 6), array(6, 3, seed=1), array(3, seed=2)), {}),
+    "softmax": (lambda x: ops.softmax(x * 2) * ops.layer_norm(x), (array(6, 40),), {}),
+    "twice": (lambda x, y: x * y + pa.sin(x), (array(5), array(5)), {}),
+    "empty": (swiglu, (array(0, 6), array(0, 6)), {}),
+    "scalar": (swiglu, (array(), array(4, seed=1)), {}),
+}
+
+
+def both(fn, args, kwargs):
+    """Return the value of fn at args, and the gradients of its product with other numbers."""
+    value, pull = pa.vjp(lambda *a: fn(*a, **kwargs), *args)
+    return value, pull(array(*value.shape, dtype=value.dtype.name, seed=9))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_gradients_are_those_of_the_function(backend, name):
+    fn, args, kwargs = CALLS[name]
+    args = pa.tree.map(lambda a: a.to(backend), args)
+    fused = pa.fused(fn)
+    for _ in range(2):
+        assert bits(both(fused, args, kwargs)) == bits(both(fn, args, kwargs))
+        assert bits(fused(*args, **kwargs)) == bits(fn(*args, **kwargs))
+    again = pa.compile(lambda *a: both(fused, a, kwargs))
+    assert bits(again(*args)) == bits(both(fn, args, kwargs)) == bits(again(*args))
+    assert len(fused.programs()) == 3, "without a gradient, forward and backward; each is captured once"
+
+
+def test_an_array_in_two_places_has_both_gradients(backend):
+    x = array(4).to(backend)
+    fused = pa.fused(lambda x, y: x * pa.exp(y))
+    assert bits(pa.grad(lambda x: pa.sum(fused(x, x)))(x)) == bits(pa.grad(lambda x: pa.sum(fused.fn(x, x)))(x))
+
+
+def test_trees_numbers_and_results_that_have_no_gradient(backend):
+    given = pa.tree.map(lambda a: a.to(backend), {"x": array(3, 4), "y": [array(3, 4, seed=1)]})
+    fused = pa.fused(several)
+
+    def loss(fn, tree, scale):
+        found = fn(tree, scale)
+        assert found["name"] == "two" and found["flags"].dtype == pa.bool and found["count"] == scale * 2
+        return pa.sum(found["sum"] * found["pair"][0]) + pa.sum(found["same"])
+
+    for scale in (2.0, 3.5):
+        due = pa.value_and_grad(lambda t, s=scale: loss(several, t, s))(given)
+        assert bits(pa.value_and_grad(lambda t, s=scale: loss(fused, t, s))(given)) == bits(due)
+    assert len(fused.programs()) == 2, "numbers are inputs"
+
+
+class Gated(nn.Module):
+    """A part whose forward pass is fused."""
+
+    def __init__(self):
+        self.up, self.gate = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def __call__(self, x):
+        return both_halves(self.gate(x), self.up(x))
+
+
+both_halves = pa.fused(swiglu)
+
+
+def test_within_a_module_a_checkpoint_and_a_captured_training_step(backend):
+    with pa.use_backend(backend):
+        pa.random.seed(1)
+        model, x = Gated(), array(4, 6).to(backend)
+        loss = lambda model, x: pa.mean(pa.square(model(x)))
+        due = pa.value_and_grad(loss)(model, x)
+        assert bits(pa.value_and_grad(pa.checkpoint(loss))(model, x)) == bits(due)
+        step = pa.compile(lambda model, x: pa.value_and_grad(loss)(model, x))
+        assert bits(step(model, x)) == bits(due) == bits(step(model, x))
+
+
+def test_higher_derivatives_are_those_of_the_function(backend):
+    x, y = array(3, 4).to(backend), array(3, 4, seed=1).to(backend)
+    fused = pa.fused(swiglu)
+
+    def curvature(fn):
+        return pa.grad(lambda x: pa.sum(pa.square(pa.grad(lambda x: pa.sum(fn(x, y) * x))(x))))(x)
+
+    assert bits(curvature(fused)) == bits(curvature(swiglu))
+    tangents = [pa.jvp(lambda x, fn=fn: fn(x, y), (x,), (y,)) for fn in (fused, swiglu)]
+    assert bits(tangents[0]) == bits(tangents[1])
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_each_direction_is_one_kernel_and_keeps_inputs_and_statistics(backend):
+    fused = {name: pa.fused(CALLS[name][0]) for name in ("swiglu", "rms")}
+    for name, fn in fused.items():
+        both(fn, pa.tree.map(lambda a: a.to(backend), CALLS[name][1]), {})
+    (forward, backward), (norm, norm_backward) = (fn.programs() for fn in fused.values())
+    assert [step.part for step in (*forward.steps, *backward.steps, *norm.steps)] == ["group"] * 3
+    assert set(forward.outputs[1:]) == set(forward.inputs), "gate and up"
+    x, weight = norm.inputs
+    assert [norm.specs[v].shape for v in norm.outputs if v not in norm.inputs] == [(5, 33), (5, 1)]
+    assert {x, weight} < set(norm.outputs)
+    assert [step.name for step in norm_backward.steps][1:] == ["sum"], "of the columns, for the weight"
+
+
+def test_what_cannot_be_captured_is_refused(backend):
+    with pa.use_backend(backend):
+        x, other = array(3).to(backend), array(3, seed=1).to(backend)
+
+    def changes(x):
+        x += 1.0
+        return x
+
+    for fn, match in (
+        (changes, "changes changes an argument in place; do so outside of it"),
+        (lambda x: x * pa.random.normal(3), "draws random numbers"),
+        (lambda x: x if float(x[0]) > 0 else -x, "reads an array's values"),
+        (lambda x: x * other, "that the function was not given"),
+    ):
+        with pytest.raises(CaptureError, match=match), pa.use_backend(backend):
+            pa.grad(lambda x, fn=fn: pa.sum(pa.fused(fn)(x)))(x)
+    with pytest.raises(GradientError, match="must be a function"):
+        pa.fused(3)
+    _, pull = pa.vjp(pa.fused(swiglu), x, other)
+    with pytest.raises(CaptureError, match="was not given"):
+        pa.compile(lambda g: pull(g))(x)
+
+
+@given(st.data())
+def test_the_cut_is_the_cheapest(data):
+    count = data.draw(st.integers(1, 6))
+    costs = [data.draw(st.integers(0, 9)) for _ in range(count)]
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    arrows = data.draw(st.lists(st.sampled_from(pairs), max_size=10)) if pairs else []
+    sources = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    sinks = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
+    graph = Graph()
+    for v, cost in enumerate(costs):
+        graph.vertex(v, cost)
+    for a, b in arrows:
+        graph.arrow(a, b)
+    for v in sources:
+        graph.source(v)
+    for v in sinks:
+        graph.sink(v)
+
+    def separates(cut):
+        reached = sources - cut
+        for a, b in sorted(arrows):
+            reached |= {b} - cut if a in reached else set()
+        return reached.isdisjoint(sinks)
+
+    every = (set(c) for n in range(count + 1) for c in itertools.combinations(range(count), n))
+    found = graph.cut()
+    assert separates(found)
+    assert sum(costs[v] for v in found) == min(sum(costs[v] for v in c) for c in every if separates(c))
