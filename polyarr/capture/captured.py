@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from polyarr import ops, random, tree
@@ -9,13 +10,14 @@ from polyarr.capture import observed
 from polyarr.capture.arguments import containers_of, fingerprint, is_input, restore, unflattener
 from polyarr.capture.fuse import fused
 from polyarr.capture.passes import simplified
+from polyarr.capture.pieces import in_pieces
 from polyarr.capture.run import runner
 from polyarr.capture.trace import Trace
 from polyarr.core import watch
 from polyarr.core.array import Array, number_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import capturing, get_backend, use_backend
-from polyarr.core.errors import CaptureError
+from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.number import Number, user_location
 from polyarr.core.program import Program, Run
 from polyarr.core.spec import Spec
@@ -313,9 +315,31 @@ def described(value: Any, leaves: list[Any]) -> tuple[list[int], tuple[Result, .
 def runnable(program: Program, backend: Backend) -> tuple[Program, Run]:
     """Return a program with its steps fused as the backend can, and the function that runs it."""
     if backend.fusion is not None:
-        program = fused(program, backend.fusion)
+        program = fused(in_pieces(program, backend), backend.fusion)
     run = runner(program)
     return program, run if backend.replay is None else backend.replay(program, run)
 
 
+_BACKEND = attrgetter("backend")
 _ARRAY = Spec((), float)  # placeholder of a leaf in the template of a result; a Module accepts it as a child
+
+
+def backend_of(fn: Callable, arrays: list[Array]) -> Backend:
+    """Return the backend of the arrays that a compiled function is called with."""
+    if not arrays:
+        return get_backend()
+    first = arrays[0].backend
+    if first is not DONATED and [*map(_BACKEND, arrays)].count(first) == len(arrays):
+        return first
+    for a in arrays:
+        if a.backend is DONATED:
+            refuse_donated()
+        if a.backend is not first and not first.meets(a.backend):
+            text = f"compile: arguments of {name_of(fn)} live on {first.name!r} and {a.backend.name!r}"
+            raise BackendError(f"{text}; bring them to one backend with .to(name)")
+    return first
+
+
+def name_of(fn: Callable) -> str:
+    """Return the name of a function, for errors."""
+    return getattr(fn, "__name__", type(fn).__name__)

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
 from polyarr.capture.arguments import alias_pattern, difference, flatten
-from polyarr.capture.captured import DONATED, Captured, captured, refuse_donated
+from polyarr.capture.captured import Captured, backend_of, captured, name_of
 from polyarr.capture.guards import guard_for
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
@@ -26,7 +26,7 @@ from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-_BACKEND, _NODE = attrgetter("backend"), attrgetter("node")
+_NODE = attrgetter("node")
 MAX_CAPTURES = 8  # per function, before a CaptureWarning: an argument probably differs at every call
 
 
@@ -247,22 +247,6 @@ def compile(
     return Compiled(fn, options["constants"], captures, options["donate"])
 
 
-def backend_of(fn: Callable, arrays: list[Array]) -> Backend:
-    """Return the backend of the arrays that a compiled function is called with."""
-    if not arrays:
-        return get_backend()
-    first = arrays[0].backend
-    if first is not DONATED and [*map(_BACKEND, arrays)].count(first) == len(arrays):
-        return first
-    for a in arrays:
-        if a.backend is DONATED:
-            refuse_donated()
-        if a.backend is not first and not first.meets(a.backend):
-            text = f"compile: arguments of {name_of(fn)} live on {first.name!r} and {a.backend.name!r}"
-            raise BackendError(f"{text}; bring them to one backend with .to(name)")
-    return first
-
-
 def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:
     names = [given] if isinstance(given, str) else given
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
@@ -280,11 +264,6 @@ def _positional(fn: Callable) -> tuple[tuple[str, ...], str]:
 def _spec_key(part: Any) -> Any:
     """Return the key of a part of the random state."""
     return spec_of(part)
-
-
-def name_of(fn: Callable) -> str:
-    """Return the name of a function, for errors."""
-    return getattr(fn, "__name__", type(fn).__name__)
 
 
 def _keys(arguments: list[tuple[str, Any, bool]]) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from polyarr import tree
+from polyarr import ops, tree
 from polyarr.autograd import vjp
 from polyarr.autograd.arguments import carries_gradient
 from polyarr.capture.captured import Capture, Captured, described, runnable
@@ -12,7 +12,7 @@ from polyarr.capture.passes import simplified
 from polyarr.capture.trace import Trace
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
-from polyarr.core.current import capturing, use_backend
+from polyarr.core.current import CaptureContext, capturing, use_backend
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number, evaluate
 from polyarr.core.program import Program, assigned, lookup
@@ -118,9 +118,15 @@ def _with(leaves: list[Any], places: list[int], others: Any) -> list[Any]:
     return [found.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
-def replayed(program: Program, backend: Backend, inputs: list[Any]) -> list[Any]:
-    """Run a program's steps on a tracing backend, which records them; return the outputs' values."""
-    values = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+def replayed(program: Program, capture: CaptureContext, inputs: list[Any]) -> list[Any]:
+    """Have a capture record a program's steps; return the outputs' values."""
+    backend, values = capture.backend, {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
+    for v in program.constants.keys() & program.specs.keys():
+        spec = program.specs[v]
+        if v in program.zeros:  # so that the capture knows
+            values[v] = backend.kernels[ops.fill](spec, 0, None, shape=spec.shape, dtype=spec.dtype)
+        else:
+            values[v] = capture.constant(values[v], spec)
     for step in program.scalar_steps:
         values.update(assigned(step.outputs, evaluate(step.call, *lookup(values, step.inputs))))
     for step in program.steps:

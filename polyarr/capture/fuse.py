@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from polyarr.capture.broadcasts import without_broadcasts
+from polyarr.capture.pieces import equal_pieces
 from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
 MAX_STEPS = 64  # per group; with more, values would spill out of registers
@@ -31,6 +32,8 @@ def fused(program: Program, fusion: Fusion) -> Program:
             groups.join_only_user(groups.home[i])
         if count == len(groups.all):
             groups.join_readers()
+    if fusion.joins:
+        groups.join_concats(program)
     return _rebuilt(program, fusion, groups)
 
 
@@ -112,11 +115,23 @@ class Groups:
                 if v in self._arrays and all(self.all[self.home[k]].kind for k in range(i, j)):
                     self.join_alike(self.home[i], self.home[j])
 
+    def join_concats(self, program: Program) -> None:
+        """Merge each step that joins arrays of one shape into the group that computes all of them."""
+        for i, step in enumerate(self._steps):
+            if not equal_pieces(program, step) or not self.maker.keys() >= {*step.inputs[1]}:
+                continue
+            a, *others = {self.home[self.maker[v]] for v in step.inputs[1]}
+            kind, shape = self.all[a].kind, program.specs[step.inputs[1][0]].shape
+            if others or kind is None or kind.reduced or kind.shape != shape:
+                continue
+            if self._may_join(a, self.home[i], kind, kind):
+                self._join(a, self.home[i], kind, kind)
+
     def edges(self, steps: Iterable[int]) -> tuple[list[int], list[int]]:
         """Return the values that steps read from outside, and their results that are needed outside."""
         inside = set(steps)
         own = [self._steps[i].outputs for i in sorted(inside)]
-        taken = dict.fromkeys(v for i in sorted(inside) for v in self._steps[i].inputs[1:])
+        taken = dict.fromkeys(v for i in sorted(inside) for v in flat(self._steps[i].inputs[1:]))
         needed = [v for v in own if v in self._outputs or not self.users[self.maker[v]] <= inside]
         return [v for v in taken if v not in own and v not in self._inside], needed
 

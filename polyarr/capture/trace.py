@@ -20,6 +20,7 @@ from polyarr.core.number import Number, tracer, user_location
 from polyarr.core.op import Op
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import Spec
+from polyarr.ops.create import fill
 
 MAX_FOLDED_SIZE = 2**20  # elements of a result that is folded because it depends on constants only
 COPY = "again"  # part of an identity step, see CaptureContext.copy; the passes remove all of them
@@ -67,6 +68,7 @@ class Trace:
         constants: Slot -> value known at capture.
         specs: Slot -> Spec, for arrays.
         scalars: Slot -> int or float, for scalar inputs and what is computed from them.
+        zeros: Slots of constants whose elements are all 0.
     """
 
     def __init__(self, target: Backend) -> None:
@@ -74,6 +76,7 @@ class Trace:
         self.constants: dict[int, Any] = {}
         self.specs: dict[int, Spec] = {}
         self.scalars: dict[int, type] = {}
+        self.zeros = set[int]()
         self.is_open = True
         self._new, self._here = itertools.count(), Locations().here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
@@ -90,14 +93,15 @@ class Trace:
             replay=None,
             home=target.name if target.home is None else target.home,
         )
-        self.context = CaptureContext(target, self.backend, self._traced, self._lift, self._copy)
+        self.context = CaptureContext(target, self.backend, self._traced, self._lift, self._copy, self._constant_buffer)
 
     def program(self, name: str, inputs: list[int], outputs: list[int]) -> Program:
         """Return the recorded program."""
         scalar_steps, steps, size = tuple(self.scalar_steps), tuple(self.steps), next(self._new)
         return Program(
-            name, scalar_steps, steps, size, self.constants, tuple(inputs), tuple(outputs), self.specs, self.scalars
-        )
+            name, scalar_steps, steps, size, self.constants, tuple(inputs), tuple(outputs), self.specs, self.scalars,
+            zeros=frozenset(self.zeros),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Stop recording and release all buffers; later use of an array of this trace raises CaptureError."""
@@ -172,7 +176,9 @@ class Trace:
             args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
             found, inputs = self._call(kernel, (out, *args), params)
             if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(inputs)):
-                return self._constant_buffer(found, out)
+                folded = self._constant_buffer(found, out)
+                self.zeros.update([folded.slot] if op is fill and args[0] == 0 else ())
+                return folded
             step = Step(op, "kernel", kernel, inputs, params, None, *self._here())
             return self._append(step, self._results(found, out))
 

@@ -28,6 +28,7 @@ class CaptureContext(NamedTuple):
         lift: Array -> its tracer. Raises CaptureError if the function was not given the array.
         copy: Array -> a new value of the program with the same contents, so that recomputation from it is not merged
             with the first computation.
+        constant: (buffer, Spec) -> its tracer, for an array that is the same at every run.
     """
 
     target: Backend
@@ -35,6 +36,7 @@ class CaptureContext(NamedTuple):
     tracer_of: Callable[[Any], Any]
     lift: Callable[[Any], Any]
     copy: Callable[[Any], Any]
+    constant: Callable[[Any, Any], Any]
 
 
 capturing: ContextVar[CaptureContext | None] = ContextVar("polyarr_capturing", default=None)

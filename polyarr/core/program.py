@@ -81,6 +81,7 @@ class Program(NamedTuple):
             the key of random numbers has up to 64 bits.
         donated: Slots of the inputs that the caller gives up. A run may write over their memory if nothing else refers
             to it, as a view may.
+        zeros: Slots of the constants whose elements are all 0, as far as it is known.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Program(NamedTuple):
     specs: dict[int, Spec]
     scalars: dict[int, type]
     donated: frozenset[int] = frozenset()
+    zeros: frozenset[int] = frozenset()
 
     def __str__(self) -> str:
         found = ((self.scalar_steps + self.steps, "step"), (self.inputs, "input"), (self.outputs, "output"))
@@ -154,11 +156,14 @@ class Fusion(NamedTuple):
             of the group have the iteration shape or broadcast to it; its outputs have that shape or are results of
             reductions. The results are bitwise those of the single steps.
         most: Largest number of arrays that a group reads and writes in all.
+        joins: Whether a group without reductions may end with ops.concat, along the last axis, of values of its shape
+            that it computes; the result is then one of its outputs.
     """
 
     kind: Callable[[Step, tuple[Spec, ...], Spec], Kind | None]
     make: Callable[[Program, Kind], Callable[..., tuple[Any, ...]]]
     most: int
+    joins: bool = False
 
 
 def flat(slots: Any) -> Iterator[int]:

@@ -484,7 +484,7 @@ def test_what_cannot_be_compiled():
 
 
 def test_the_page_shows_what_runs(on_numpy):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     found = {}
     exec(code, found)
     assert len(found["step"].programs()) == 1 and found["state"]["step"] == 5

@@ -197,3 +197,73 @@ def test_the_cut_is_the_cheapest(data):
     found = graph.cut()
     assert separates(found)
     assert sum(costs[v] for v in found) == min(sum(costs[v] for v in c) for c in every if separates(c))
+
+
+def halves(x):
+    return x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+
+
+def glu(x):
+    a, b = halves(ops.tanh(x) * 2)
+    return a * pa.sigmoid(b)
+
+
+def joined_then_reduced(x, y):
+    both = pa.concat([x * 2, y], axis=-1)
+    return both * pa.sum(both, axis=-1, keepdims=True), pa.exp(both)
+
+
+def thirds(x):
+    a, b, c = pa.split(x, 3, axis=-1)
+    return pa.concat([b + 1, c * a, -a], axis=-1) * x
+
+
+def of_the_model(x, cos, sin):
+    return nn.rotary(x, nn.RotaryTables(cos, sin))
+
+
+PIECES = {
+    "rotary": (rotary, (array(2, 3, 5, 8), array(5, 8, seed=1), array(5, 8, seed=2))),
+    "rotary of 6": (rotary, (array(2, 3, 5, 6), array(5, 6, seed=1), array(5, 6, seed=2))),
+    "one axis": (rotary, (array(10), array(10, seed=1), array(10, seed=2))),
+    "tables of one row": (rotary, (array(3, 64), array(64, seed=1), array(1, 1, seed=2))),
+    "of the model": (of_the_model, (array(2, 3, 4, 8), array(3, 4, seed=1), array(3, 4, seed=2))),
+    "glu": (glu, (array(4, 12),)),
+    "thirds": (thirds, (array(5, 9),)),
+    "halves swapped": (lambda x: pa.concat(halves(x)[::-1], axis=-1) * 2, (array(3, 34),)),
+    "unequal": (lambda x: pa.concat([x[..., :1] * 2, x[..., 1:] * 3], axis=-1) * x, (array(3, 4),)),
+    "other axis": (lambda x: pa.concat([x[:2] * 2, x[2:] * 3], axis=0) * x, (array(4, 3),)),
+    "gradient of one half": (lambda x: pa.exp(x[..., :4]), (array(3, 8),)),
+    "results that are pieces": (lambda x: halves(pa.exp(x)), (array(3, 8),)),
+    "reduced": (joined_then_reduced, (array(3, 4), array(3, 4, seed=1))),
+    "negative zeros": (rotary, (array(3, 8) * 0.0, array(3, 8, seed=1), array(3, 8, seed=2))),
+}
+
+
+@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("name", PIECES)
+def test_steps_in_pieces_have_the_bits_of_the_function(backend, name, dtype):
+    fn, args = PIECES[name]
+    args = pa.tree.map(lambda a: a.astype(dtype).to(backend), args)
+
+    def gradients(fn, args):
+        value, pull = pa.vjp(fn, *args)
+        return value, pull(pa.tree.map(lambda a: array(*a.shape, dtype=dtype, seed=9).to(backend), value))
+
+    given = pa.tree.map(lambda a: array(*a.shape, dtype=dtype, seed=9).to(backend), fn(*args))
+    captured = pa.compile(lambda args, g: (lambda value, pull: (value, pull(g)))(*pa.vjp(fn, *args)))
+    due = bits(gradients(fn, args))
+    assert bits(captured(args, given)) == due == bits(captured(args, given))
+    assert bits(gradients(pa.fused(fn), args)) == due
+    assert bits(pa.compile(fn)(*args)) == bits(fn(*args))
+
+
+@pytest.mark.polyarr_backend("opencl")
+@pytest.mark.parametrize("name", ("rotary", "rotary of 6", "of the model"))
+def test_a_rotary_embedding_and_its_gradient_are_one_kernel(backend, name):
+    fn, args = PIECES[name]
+    args = pa.tree.map(lambda a: a.to(backend), args)
+    captured = pa.compile(lambda x, *rest: (lambda value, pull: (value, pull(x)))(*pa.vjp(lambda x: fn(x, *rest), x)))
+    captured(*args)
+    steps = [step for step in captured.programs()[0].steps if step.op not in (ops.slice, ops.reshape)]
+    assert [step.part for step in steps] == ["group"]

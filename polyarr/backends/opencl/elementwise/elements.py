@@ -20,6 +20,7 @@ class Operand(NamedTuple):
         start: Offset of the array, and of the row within it: terms that are added.
         kind: Kind of the last stride: REPEATED (0), DENSE (1) or STRIDED.
         step: The last stride, if STRIDED.
+        part: Number of the operand among those of one pointer.
     """
 
     dtype: np.dtype
@@ -28,6 +29,7 @@ class Operand(NamedTuple):
     start: tuple[str, ...]
     kind: str
     step: str = ""
+    part: int = 0
 
     @property
     def types(self) -> dict[str, str]:
@@ -52,7 +54,7 @@ class Operand(NamedTuple):
     @property
     def vector(self) -> str:
         """Name of the value of a vector."""
-        return f"{self.pointer}_vector"
+        return f"{self.pointer}_{self.part}_vector"
 
     @property
     def read(self) -> str:

@@ -1,9 +1,11 @@
 """Fuses several elementwise steps of a program, and reductions over rows, into one kernel."""
 
+import math
 from functools import partial
 
 import numpy as np
 
+from polyarr import ops
 from polyarr.backends.opencl.elementwise.elements import kernel_of
 from polyarr.backends.opencl.elementwise.elementwise import kind_of, others_of, usual, vector_of
 from polyarr.backends.opencl.replay.fusion_rows import SerialRows, kind_of_reduction
@@ -25,7 +27,7 @@ TYPED = ("NEXTAFTER", "TO_INTEGER")  # expressions that depend on how operands o
 
 def fusion_of(device: Device) -> Fusion:
     """Return the rules by which steps of a program are fused on a device."""
-    return Fusion(partial(_kind, device), partial(_made, device), MAX_ARRAYS)
+    return Fusion(partial(_kind, device), partial(_made, device), MAX_ARRAYS, joins=True)
 
 
 def _made(device: Device, group: Program, kind: Kind) -> Group:
@@ -50,12 +52,17 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 
 
 class ElementGroup(Group):
-    """A group of elementwise steps: see elementwise.cl."""
+    """A group of elementwise steps, and of steps that join their results: see elementwise.cl."""
+
+    def __init__(self, device: Device, group: Program, kind: Kind) -> None:
+        super().__init__(device, group, kind)
+        self.joined = {step.outputs: step for step in group.steps if step.op is ops.concat}
 
     def plan(self, layouts: Layouts) -> Plan | None:
         """Plan a launch, as Group does."""
-        (shape, size), geometry = (self.specs[0].shape, self.specs[0].size), self.device.geometry
+        shape, size, geometry = self.kind.shape, math.prod(self.kind.shape), self.device.geometry
         strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in layouts]
+        strides += [steps_of(shape, row_major(self.group.specs[v].shape)) for v in self.joined]
         lengths, (*steps, out) = collapse(shape, [*strides, steps_of(shape, row_major(shape))])
         dtypes = [dtype for _, dtype, _ in layouts] + [spec.dtype for spec in self.specs]
         vector = vector_of(geometry.vector(max(dtype.itemsize for dtype in dtypes)), lengths, (*steps, out))
@@ -65,10 +72,13 @@ class ElementGroup(Group):
         if not self.fits(layout):
             return None
         arrays, text = [(unique.index(s), kind_of(s)) for s in steps], self.statements
-        inputs = [text.input(v, *found) for v, found in zip(text.arrays, arrays, strict=True)]
+        inputs = [text.input(v, *found) for v, found in zip(text.arrays, arrays, strict=False)]
+        outputs = [text.output(v, "i") for v in self.group.outputs if v not in self.joined]
+        for (v, step), (at, _) in zip(self.joined.items(), arrays[len(inputs) :], strict=True):
+            outputs += text.joined(v, step.inputs[1], at)
         kernel = kernel_of(
-            self.device, inputs, [text.output(v, "i") for v in self.group.outputs], lengths, len(unique), size, group,
-            vector, **text.macros([at for at, _ in arrays]), LINKS=" ".join(text.links.values()),
+            self.device, inputs, outputs, lengths, len(unique), size, group, vector,
+            **text.macros([at for at, _ in arrays]), LINKS=" ".join(text.links.values()),
         )  # fmt: skip
         kernel.arguments = (*text.arguments, STRUCTURE)
         kernel.in_place = self._in_place(lengths, arrays)
@@ -77,7 +87,7 @@ class ElementGroup(Group):
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
         """Return the inputs that the result may overwrite; with several results, one may be written before all is read.
         """
-        if len(lengths) > 1 or len(self.specs) > 1:
+        if len(lengths) > 1 or len(self.specs) > 1 or self.joined:
             return ()
         first, size = len(self.statements.numbers), self.specs[0].dtype.itemsize
         fits = [self.group.specs[v].dtype.itemsize == size for v in self.statements.arrays]

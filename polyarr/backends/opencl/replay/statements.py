@@ -59,7 +59,8 @@ class Statements:
         self.group, self.numbers, self._dtype = group, list[Operand](), ARITHMETIC.get(calls, float32)
         self.arrays = [v for v in group.inputs if v in group.specs]
         self.names = {v: f"v{i}" for i, v in enumerate((*self.arrays, *(step.outputs for step in group.steps)))}
-        elementwise = [step for step in group.steps if expression_of(step, self._specs(step)) is not None]
+        computing = [step for step in group.steps if step.op is not ops.concat]
+        elementwise = [step for step in computing if expression_of(step, self._specs(step)) is not None]
         self.links = {step.outputs: self._link(step) for step in elementwise}
 
     def _specs(self, step: Step) -> tuple[Spec, ...]:
@@ -126,6 +127,14 @@ class Statements:
         """Return an output, whose rows begin at `at`."""
         i = self.group.outputs.index(v)
         return elements.Operand(self.group.specs[v].dtype, self.names[v], f"q{i}", (at,), "DENSE")
+
+    def joined(self, v: int, pieces: tuple[int, ...], strides: int) -> list[elements.Operand]:
+        """Return the windows of an output into which pieces of it are written, side by side along the last axis."""
+        whole = self.output(v, f"b{strides}")
+        return [
+            whole._replace(value=self.names[piece], start=(f"{k} * layout.shape[NDIM - 1]", *whole.start), part=k)
+            for k, piece in enumerate(pieces)
+        ]
 
     def load(self, v: int, strides: int, kind: str) -> str:
         """Return the declaration of element j of an input."""

@@ -1,0 +1,199 @@
+"""Elementwise steps on arrays that are joined from pieces, or are cut into them, compute piece by piece.
+
+A rotary embedding joins two halves that it computes from two halves, and its gradient places each half in zeros and
+adds them. Computed in halves, such steps need no copies, and their results are written where they are joined.
+"""
+
+from typing import Any
+
+from polyarr import ops
+from polyarr.capture.passes import without_dead
+from polyarr.core.backend import Backend
+from polyarr.core.program import Program, Step, flat, renamed
+from polyarr.core.spec import Spec
+
+MAX_PIECES = 4
+
+
+def in_pieces(program: Program, backend: Backend) -> Program:
+    """Return the program with these steps in pieces of the last axis. The results of all elements are the same."""
+    if backend.fusion is None or not any(_is_joined(program, step) for step in program.steps):
+        return program
+    pass_ = _Pass(program, backend)
+    for step in program.steps:
+        pass_.add(step)
+    found = program._replace(
+        steps=tuple(pass_.steps), size=pass_.size, specs=pass_.specs, constants=pass_.constants,
+        outputs=renamed(program.outputs, pass_.names),
+    )  # fmt: skip
+    return without_dead(found)
+
+
+def equal_pieces(program: Program, step: Step) -> bool:
+    """Return whether a step joins arrays of one shape along their last axis."""
+    if step.part != "kernel" or step.op is not ops.concat:
+        return False
+    specs = [program.specs[v] for v in step.inputs[1]]
+    return step.params["axis"] == specs[0].ndim - 1 and len({*specs}) == 1 and 1 < len(specs) <= MAX_PIECES
+
+
+def _is_joined(program: Program, step: Step) -> bool:
+    return equal_pieces(program, step) or (step.part == "kernel" and step.op is ops.slice_update)
+
+
+class _Pass:
+    """The new steps; `pieces` has the slots of each array's pieces, and 0 for a piece of zeros."""
+
+    def __init__(self, program: Program, backend: Backend) -> None:
+        self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
+        self.constants, self.names = {**program.constants}, dict[int, int]()
+        self._program, self._backend, self._fusion = program, backend, backend.fusion
+        self._pieces: dict[int, tuple[int, ...]] = {}
+        self._slices: dict[tuple[int, int, int], int] = {}
+        self._users: dict[int, list[Step]] = {}
+        for step in program.steps:
+            for v in flat(step.inputs):
+                self._users.setdefault(v, []).append(step)
+        filled = {step.outputs for step in program.steps if step.op is ops.fill and self._is_zero(step.inputs[1])}
+        self._zeros = filled | program.zeros
+        self._zero = self._constant(0)
+        self._counts = self._joined_from()
+        self._counts |= self._cut_into()
+
+    def add(self, step: Step) -> None:
+        """Add a step, or what replaces it."""
+        step, out = step._replace(inputs=renamed(step.inputs, self.names)), step.outputs
+        if equal_pieces(self._program._replace(specs=self.specs), step):
+            self._pieces[out] = step.inputs[1]
+        elif (cut := self._piece_of(step, ops.slice_update)) and step.inputs[1] in self._zeros:
+            k, count = cut
+            self._pieces[out] = tuple([step.inputs[2] if i == k else self._zero for i in range(count)])
+        elif cut := self._piece_of(step, ops.slice):
+            v, (k, count) = step.inputs[1], cut
+            known = self._pieces.get(v, ())
+            piece = known[k] if len(known) == count else self._slices.setdefault((v, k, count), out)
+            if piece not in (self._zero, out):
+                self.names[out] = piece
+                return
+        elif self._is_elementwise(step) and (count := self._counts.get(out)):
+            if (pieces := [self._inputs(step, k, count) for k in range(count)]) and all(map(self._has_array, pieces)):
+                self._add_pieces(step, pieces)
+                return
+        self.steps.append(step)
+
+    # ---- which steps -----------------------------------------------------------------------------------------
+
+    def _joined_from(self) -> dict[int, int]:
+        """Return the number of pieces of arrays that are joined, and of what is computed from them in pieces."""
+        found: dict[int, int] = {}
+        for step in self._program.steps:
+            if equal_pieces(self._program, step):
+                found[step.outputs] = len(step.inputs[1])
+            elif (cut := self._piece_of(step, ops.slice_update)) and step.inputs[1] in self._zeros:
+                found[step.outputs] = cut[1]
+            elif self._is_elementwise(step):
+                shape, given = self.specs[step.outputs].shape, step.inputs[1:]
+                counts = {found[v] for v in given if v in found and self._is_read_in_pieces(v, shape, found[v])}
+                if len(counts) == 1:
+                    found[step.outputs] = counts.pop()
+        return found
+
+    def _cut_into(self) -> dict[int, int]:
+        """Return the number of pieces of elementwise results of which only pieces are read."""
+        found: dict[int, int] = {}
+        for step in reversed(self._program.steps):
+            if self._is_elementwise(step) and step.outputs not in self._program.outputs:
+                shape, counts = self.specs[step.outputs].shape, set[int]()
+                for user in self._users.get(step.outputs, []):
+                    cut, out = self._piece_of(user, ops.slice), user.outputs
+                    alike = self._is_elementwise(user) and self.specs[out].shape == shape
+                    counts.add(cut[1] if cut else found.get(out, self._counts.get(out, 0)) if alike else 0)
+                if len(counts) == 1 and counts != {0}:
+                    found[step.outputs] = counts.pop()
+        return found
+
+    def _is_read_in_pieces(self, v: int, shape: tuple[int, ...], count: int) -> bool:
+        """Return whether all steps that read an array of this shape can do so in pieces."""
+        return self.specs[v].shape == shape and all(
+            (cut and cut[1] == count) or (self._is_elementwise(user) and self.specs[user.outputs].shape == shape)
+            for user, cut in [(user, self._piece_of(user, ops.slice)) for user in self._users.get(v, [])]
+        )
+
+    def _is_elementwise(self, step: Step) -> bool:
+        if step.part != "kernel" or type(step.outputs) is not int:
+            return False
+        specs = [self._spec(v) if type(v) is int else None for v in step.inputs[1:]]
+        kind = None if None in specs else self._fusion.kind(step, tuple(specs), self.specs[step.outputs])  # type: ignore[union-attr, arg-type]
+        return kind is not None and not kind.reduced and bool(self.specs[step.outputs].size)
+
+    def _piece_of(self, step: Step, op: Any) -> tuple[int, int] | None:
+        """Return (k, count) if a slice or slice_update is of the k-th of `count` equal pieces of the last axis."""
+        if step.part != "kernel" or step.op is not op:
+            return None
+        whole, starts = self.specs[step.inputs[1]].shape, [self.constants.get(v) for v in step.inputs[-1]]
+        shape = step.params["shape"] if op is ops.slice else self.specs[step.inputs[2]].shape
+        if not whole or whole[:-1] != shape[:-1] or not shape[-1] or {*step.params["steps"]} != {1}:
+            return None
+        if any(starts[:-1]) or type(starts[-1]) is not int or None in starts or whole[-1] % shape[-1]:
+            return None
+        (k, rest), count = divmod(starts[-1], shape[-1]), whole[-1] // shape[-1]
+        return (k, count) if not rest and 1 < count <= MAX_PIECES else None
+
+    # ---- the new steps ---------------------------------------------------------------------------------------
+
+    def _inputs(self, step: Step, k: int, count: int) -> tuple[int, ...]:
+        """Return the operands of the k-th piece of a step."""
+        last = self.specs[step.outputs].shape[-1]
+
+        def operand(v: int) -> int:
+            spec = self.specs.get(v)
+            if spec is None or not spec.shape or spec.shape[-1] != last:
+                return v
+            known = self._pieces.get(v, ())
+            return known[k] if len(known) == count else self._sliced(step, v, k, count)
+
+        return tuple(map(operand, step.inputs[1:]))
+
+    def _has_array(self, operands: tuple[int, ...]) -> bool:
+        return any(v in self.specs for v in operands[-2:])
+
+    def _add_pieces(self, step: Step, operands: list[tuple[int, ...]]) -> None:
+        """Add the steps of all pieces, and the one that joins their results."""
+        whole = self.specs[step.outputs]
+        spec = Spec((*whole.shape[:-1], whole.shape[-1] // len(operands)), whole.dtype)
+        pieces = tuple([self._new(spec) for _ in operands])
+        for piece, inputs in zip(pieces, operands, strict=True):
+            self.steps.append(step._replace(inputs=(self._constant(spec), *inputs), outputs=piece))
+        self._pieces[step.outputs], params = pieces, {"axis": len(whole.shape) - 1}
+        inputs = self._constant(whole), pieces
+        call = self._backend.kernels[ops.concat]
+        self.steps.append(step._replace(op=ops.concat, call=call, inputs=inputs, params=params))
+
+    def _sliced(self, step: Step, v: int, k: int, count: int) -> int:
+        if (v, k, count) not in self._slices:
+            spec = self.specs[v]
+            shape = (*spec.shape[:-1], spec.shape[-1] // count)
+            starts = tuple([self._zero] * (len(shape) - 1) + [self._constant(k * shape[-1])])
+            inputs, new = (self._constant(Spec(shape, spec.dtype)), v, starts), self._new(Spec(shape, spec.dtype))
+            params = {"steps": (1,) * len(shape), "shape": shape}
+            call = self._backend.kernels[ops.slice]
+            self.steps.append(step._replace(op=ops.slice, call=call, inputs=inputs, params=params, outputs=new))
+            self._slices[v, k, count] = new
+        return self._slices[v, k, count]
+
+    def _spec(self, v: int) -> Spec | None:
+        return self.specs[v] if v in self.specs else self._program.spec(v) or Spec((), int)
+
+    def _is_zero(self, v: int) -> bool:
+        value = self._program.constants.get(v)
+        return type(value) in (int, float) and value == 0
+
+    def _new(self, spec: Spec) -> int:
+        self.size += 1
+        self.specs[self.size - 1] = spec
+        return self.size - 1
+
+    def _constant(self, value: Any) -> int:
+        self.size += 1
+        self.constants[self.size - 1] = value
+        return self.size - 1
