@@ -2,11 +2,11 @@
 
     python benchmarks/fused.py [--dtype float32,bfloat16] [--elements 4e6] [--turns 15] [--json FILE] [--png FILE]
 
-A swiglu, a rotary embedding, an RMS norm and a Huber loss per row. A call is the value and the gradients of all inputs
-for a given cotangent. The results of fused and eager polyarr must have the same bits, or nothing is timed. polyarr runs
-on the OpenCL device that POLYARR_DEVICE names; PyTorch, if it is installed, on CUDA, or on the CPU if that device is
-one, eager and by torch.compile. All alternate in one process; a turn enqueues a call several times and waits once.
-Medians in milliseconds per call. Use --elements 3e7 for a GPU.
+A swiglu, a rotary embedding, an RMS norm and a Huber loss per row. A call is the value and the gradients of the inputs
+for a given cotangent; the tables of the rotary embedding are constants. The results of fused and eager polyarr must
+have the same bits, or nothing is timed. polyarr runs on the OpenCL device that POLYARR_DEVICE names; PyTorch, if it is
+installed, on CUDA, or on the CPU if that device is one, eager and by torch.compile. All alternate in one process; a
+turn enqueues a call several times and waits once. Medians in milliseconds per call. Use --elements 3e7 for a GPU.
 """
 
 import argparse
@@ -58,24 +58,24 @@ def huber(xp):
 
 
 def shapes(elements):
-    """Return the functions and the shapes of their inputs."""
+    """Return the functions, the number of inputs that have a gradient, and the shapes of all."""
     rows, tokens = max(1, int(elements) // 1024), max(1, int(elements) // (12 * 64))
     return {
-        "swiglu": (swiglu, [(rows, 1024)] * 2),
-        "rotary embedding": (rotary, [(12, tokens, 64), (tokens, 64), (tokens, 64)]),
-        "rms norm": (rms_norm, [(rows, 1024), (1024,)]),
-        "huber loss": (huber, [(rows, 1024)] * 2),
+        "swiglu": (swiglu, 2, [(rows, 1024)] * 2),
+        "rotary embedding": (rotary, 1, [(12, tokens, 64), (tokens, 64), (tokens, 64)]),
+        "rms norm": (rms_norm, 2, [(rows, 1024), (1024,)]),
+        "huber loss": (huber, 2, [(rows, 1024)] * 2),
     }
 
 
-def ways_of(make, given, dtype, where):
+def ways_of(make, trained, given, dtype, where):
     """Return, by name, calls that enqueue the value and the gradients."""
     args = [pa.astype(pa.asarray(host), dtype) for host in given]
     fn, fused = make(pa), pa.fused(make(pa))
     g = pa.ones_like(fn(*args))
 
     def both(fn, args, g):
-        value, pull = pa.vjp(fn, *args)
+        value, pull = pa.vjp(lambda *own: fn(*own, *args[trained:]), *args[:trained])
         return value, pull(g)
 
     results = [pa.tree.leaves(both(f, args, g)) for f in (fn, fused)]
@@ -85,13 +85,14 @@ def ways_of(make, given, dtype, where):
     found = {"eager": lambda: both(fn, args, g), "fused": lambda: both(fused, args, g)}
     found["compiled"] = lambda: whole(args, g)
     if torch is not None:
-        tensors = [torch.from_numpy(h).to(where).to(getattr(torch, dtype)).requires_grad_() for h in given]
+        tensors = [torch.from_numpy(h).to(where).to(getattr(torch, dtype)) for h in given]
+        own = [t.requires_grad_() for t in tensors[:trained]]
         plain, compiled = make(torch), torch.compile(make(torch))
         ones = torch.ones_like(plain(*tensors))
 
         def theirs(fn):
             y = fn(*tensors)
-            return y, torch.autograd.grad(y, tensors, ones)
+            return y, torch.autograd.grad(y, own, ones)
 
         found |= {"torch": lambda: theirs(plain), "torch.compile": lambda: theirs(compiled)}
     return found
@@ -138,10 +139,10 @@ def main():
     print(backend.hardware)
     found = {}
     for dtype in options.dtype.split(","):
-        for name, (make, sizes) in shapes(options.elements).items():
+        for name, (make, trained, sizes) in shapes(options.elements).items():
             generator = np.random.default_rng(0)
             given = [generator.standard_normal(shape, np.float32) for shape in sizes]
-            row = found[f"{name}, {dtype}"] = measured(ways_of(make, given, dtype, where), options.turns, wait)
+            row = found[f"{name}, {dtype}"] = measured(ways_of(make, trained, given, dtype, where), options.turns, wait)
             shown = "  ".join(f"{way} {ms:.3f}" for way, ms in row.items())
             peer = f", / torch.compile {row['fused'] / row['torch.compile']:.2f}" if torch is not None else ""
             print(f"{name + ', ' + dtype:28}{shown}  fused / eager {row['fused'] / row['eager']:.2f}{peer}", flush=True)

@@ -1,7 +1,7 @@
 """polyarr.fused: a function whose value and gradient are captured, each fused into as few kernels as possible."""
 
-import functools
 from collections.abc import Callable
+from functools import partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from polyarr import ops, tree
@@ -32,15 +32,18 @@ class FusedFunction(Generic[P, R]):
     """
 
     def __init__(self, fn: Callable[P, R]) -> None:
-        functools.update_wrapper(self, fn)
+        update_wrapper(self, fn)
         self.fn, self._compiled = fn, compile(fn)
         self._derivatives: dict[Any, Derivative] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return fn(*args, **kwargs); within a gradient transform, with a gradient that is captured too."""
-        if not records() or self._compiled.is_plain or not any(map(_is_tracked, tree.leaves((args, kwargs)))):
-            return self._compiled(*args, **kwargs)
-        return _Call(self, (args, kwargs)).recorded()
+        if records() and not self._compiled.is_plain:
+            inputs, key = list[Any](), list[Any]()
+            flatten((args, kwargs), inputs, key)
+            if any(map(_is_tracked, inputs)):
+                return _Call(self, (args, kwargs), inputs, key).recorded()
+        return self._compiled(*args, **kwargs)
 
     def programs(self) -> list[Any]:
         """Return the captured programs: of calls without gradient, then a forward and a backward one per signature.
@@ -51,21 +54,23 @@ class FusedFunction(Generic[P, R]):
         found = [half.program for each in self._derivatives.values() for half in each[:2]]
         return [*self._compiled.programs(), *found]
 
-    def derivative(self, key: tuple, backend: Backend, arguments: Any, wanted: tuple[int, ...]) -> Derivative:
-        """Return the programs of a signature, captured with these arguments if it is new."""
+    def derivative(
+        self, key: tuple, backend: Backend, arguments: Callable[[], Any], wanted: tuple[int, ...]
+    ) -> Derivative:
+        """Return the programs of a signature, captured with the arguments if it is new."""
         key = *key, wanted, id(backend)
-        if key not in self._derivatives:
-            self._derivatives[key] = derivative(self.fn, name_of(self.fn), backend, arguments, wanted)
-        return self._derivatives[key]
+        found = self._derivatives.get(key)
+        if found is None:
+            found = derivative(self.fn, name_of(self.fn), backend, arguments(), wanted)
+            self._derivatives[key] = found
+        return found
 
 
 class _Call:
     """One call within a gradient transform, and its pull."""
 
-    def __init__(self, function: FusedFunction, arguments: Any) -> None:
+    def __init__(self, function: FusedFunction, arguments: Any, inputs: list[Any], key: list[Any]) -> None:
         self._function, self._arguments, self._capture = function, arguments, capturing.get()
-        inputs, key = list[Any](), list[Any]()
-        flatten(arguments, inputs, key)
         for a in inputs if (read := reads.get()) is not None else ():
             if type(a) is Array:
                 read.note(a)
@@ -78,7 +83,7 @@ class _Call:
         """Return the value of the function, with its gradient on the tape."""
         capture, values = self._capture, [a.buf if type(a) is Array else a for a in self._inputs]
         target = self._backend if capture is None else capture.target
-        found = self._function.derivative(self._key, target, self._concrete(target), self._wanted)
+        found = self._function.derivative(self._key, target, partial(self._concrete, target), self._wanted)
         outputs = self._run(found, 0, list(values))
         value = found.forward._replace(backend=self._backend).value(outputs)
         numbers = [v for v in values if type(v) in (int, float) or isinstance(v, Number)]
