@@ -32,7 +32,7 @@ def fused(program: Program, fusion: Fusion) -> Program:
             groups.join_only_user(groups.home[i])
         if count == len(groups.all):
             groups.join_readers()
-    if fusion.joins:
+    if fusion.concat:
         groups.join_concats(program)
     return _rebuilt(program, fusion, groups)
 

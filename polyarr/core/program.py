@@ -153,17 +153,17 @@ class Fusion(NamedTuple):
     Attributes:
         kind: (step, Specs of its inputs, Spec of its result) -> Kind. None: the step is not fused.
         make: (group as a Program, its Kind) -> function (Specs of the outputs, *inputs) -> tuple of outputs. The values
-            of the group have the iteration shape or broadcast to it; its outputs have that shape or are results of
-            reductions. The results are bitwise those of the single steps.
+            of the group have the iteration shape or broadcast to it; its outputs have that shape or, in a group with
+            reductions, one element per row. The results are bitwise those of the single steps.
         most: Largest number of arrays that a group reads and writes in all.
-        joins: Whether a group without reductions may end with ops.concat, along the last axis, of values of its shape
+        concat: Whether a group without reductions may end with ops.concat, along the last axis, of values of its shape
             that it computes; the result is then one of its outputs.
     """
 
     kind: Callable[[Step, tuple[Spec, ...], Spec], Kind | None]
     make: Callable[[Program, Kind], Callable[..., tuple[Any, ...]]]
     most: int
-    joins: bool = False
+    concat: bool = False
 
 
 def flat(slots: Any) -> Iterator[int]:

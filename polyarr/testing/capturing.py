@@ -125,12 +125,13 @@ def _compare_donated(op: Op, backend: Backend, sample: Sample, then: Callable[[t
 def check_joined(backend: Backend, examples: int) -> None:
     """Check that fused elementwise ops of a compiled function give the bits of the single ops."""
     for dtype in (d for d in FLOATS if d in backend.dtypes):
-        compiled = {fn: polyarr.compile(fn) for fn in (_fusible, _fusible_elementwise)}
+        functions = _fusible, _fusible_elementwise, _fusible_in_pieces
+        compiled = {fn: polyarr.compile(fn) for fn in functions}
         shapes = ((5, 33), (2, 3, 4)) if dtype == float32 else ((5, 33),)
         for shape, layout in itertools.product(shapes, ("plain", "transposed", "stepped", "offset")):
             rows = Sample((Data((*shape[:-1], 1), dtype.name), Data(shape[-1:], dtype.name)))
             args = Sample((Data(shape, dtype.name),)).with_layout(layout).arrays(backend) + rows.arrays(backend)
-            for fn, k in itertools.product((_fusible, _fusible_elementwise), (1.25, 0.3)):
+            for fn, k in itertools.product(functions, (1.25, 0.3)):
                 if bits(compiled[fn](*args, k)) != bits(fn(*args, k)):
                     place = f"{dtype.name}{list(shape)}, {layout}"
                     raise CheckFailure(f"{backend.name}: compiled ops of {place} have other bits than the ops")
@@ -142,13 +143,21 @@ def _fusible(x: Array, row: Array, column: Array, k: float) -> list[Array]:
     centred = scaled - ops.max(scaled, axis=-1, keepdims=True)
     chosen = ops.where(centred * column < row, ops.tanh(column) + row * k, scaled)
     total = ops.sum(ops.exp(centred), axis=-1, keepdims=True)
-    return [centred, chosen, scaled > x, ops.astype(chosen * k, dtype=float32), ops.exp(centred) / total]
+    results = centred, chosen, scaled > x, ops.astype(chosen * k, dtype=float32), ops.exp(centred) / total
+    return [*results, ops.sqrt(total * k) + row]
 
 
 def _fusible_elementwise(x: Array, row: Array, column: Array, k: float) -> list[Array]:
     """Compute elementwise results without a reduction, which a backend may run as a separate kernel."""
     scaled = x * k + x * row
     return [ops.where(scaled * column < row, ops.tanh(column) + row * k, scaled), scaled > x]
+
+
+def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Array]:
+    """Compute on two arrays that are concatenated, and on the halves of the result."""
+    both = ops.concat([x * row + column, x * k - row], axis=-1) * k
+    first, second = both[..., : x.shape[-1]], both[..., x.shape[-1] :]
+    return [both, ops.tanh(second) * x, ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

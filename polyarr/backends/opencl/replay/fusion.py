@@ -27,7 +27,7 @@ TYPED = ("NEXTAFTER", "TO_INTEGER")  # expressions that depend on how operands o
 
 def fusion_of(device: Device) -> Fusion:
     """Return the rules by which steps of a program are fused on a device."""
-    return Fusion(partial(_kind, device), partial(_made, device), MAX_ARRAYS, joins=True)
+    return Fusion(partial(_kind, device), partial(_made, device), MAX_ARRAYS, concat=True)
 
 
 def _made(device: Device, group: Program, kind: Kind) -> Group:

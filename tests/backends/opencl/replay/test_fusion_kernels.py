@@ -1,6 +1,7 @@
 """OpenCL's kernels for fused groups: the bits of the single ops in any layout; faults that the kit must catch."""
 
 import re
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -158,7 +159,20 @@ def a_rounding_left_out(patch):
     )
 
 
-FAULTS = (a_repeated_input_that_is_read_as_dense, a_rounding_left_out)
+def pieces_written_in_another_order(patch):
+    real = statements.Statements.joined
+    patch.setattr(statements.Statements, "joined", lambda self, v, pieces, at: real(self, v, pieces[::-1], at))
+
+
+def a_value_per_row_left_out(patch):
+    rows = import_module("polyarr.backends.opencl.replay.fusion_rows")
+    patch.setattr(rows.Phases, "row_outputs", property(lambda self: []))
+
+
+FAULTS = (
+    a_repeated_input_that_is_read_as_dense, a_rounding_left_out, pieces_written_in_another_order,
+    a_value_per_row_left_out,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
