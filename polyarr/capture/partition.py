@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from polyarr import ops
-from polyarr.core.program import Fusion, Program, Step, flat
-from polyarr.core.spec import Spec
+from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
 VIEWS = frozenset({ops.reshape, ops.permute_dims, ops.broadcast_to, ops.slice})
 INFINITE = 1 << 62
@@ -47,7 +46,7 @@ def partitioned(program: Program, results: int, cotangents: frozenset[int], fusi
     after = [step for step in program.steps if not late.isdisjoint(flat(step.outputs))]
     before = [step for step in program.steps if late.isdisjoint(flat(step.outputs))]
     read = {v for step in after for v in flat(step.inputs)} | {*gradients}
-    kept = _cheapest(program, before, given, values, read - late, fusion)
+    kept = _cheapest(program._replace(inputs=given), before, after, read - late, fusion)
     numbers = tuple(v for v in given if v in program.scalars)
     forward = part(program, given, values + kept)
     backward = part(program, numbers + kept + tuple(v for v in program.inputs if v in cotangents), gradients)
@@ -74,44 +73,60 @@ def _dependents(program: Program, values: Iterable[int]) -> set[int]:
 
 
 def _cheapest(
-    program: Program, before: list[Step], given: tuple[int, ...], values: tuple[int, ...], read: set[int],
-    fusion: Fusion | None,
-) -> tuple[int, ...]:  # fmt: skip
-    """Return the values to keep, given the steps before the cotangents and the values that are read after them."""
+    program: Program, before: list[Step], after: list[Step], read: set[int], fusion: Fusion | None
+) -> tuple[int, ...]:
+    """Return the values to keep between the steps before and after, of which the latter read some."""
     known = program.constants.keys() | program.scalars.keys()
-    arrays = [v for v in given if v not in known]
-    outside = {*arrays, *values}  # inputs and results exist in any case, so they are preferred
+    arrays = [v for v in dict.fromkeys(program.inputs) if v not in known]
+    outside = {*program.inputs, *program.outputs}  # these exist in any case, so they are preferred
+    whole = _read_whole(program, before, after, fusion)
     graph = Graph()
     for v in arrays:
         graph.source(v)
     for step in before:
-        repeated = _is_repeated(program, step, fusion)
+        is_repeated = _is_repeated(program, step, fusion)
         for v in flat(step.outputs):
-            for x in () if repeated else [v]:
-                graph.source(x)
+            if not is_repeated or v in whole:
+                graph.source(v)
             for x in flat(step.inputs):
                 if x not in known:
                     graph.arrow(x, v)
-    for v in read - known:
-        graph.sink(v)
-    for v in {*arrays, *(v for step in before for v in flat(step.outputs))}:
-        spec = program.specs.get(v, Spec((), float))
-        graph.vertex(v, (1 if v in outside else 2) * spec.size * spec.dtype.itemsize if spec.dtype is not float else 1)
+    values = [*arrays, *(v for step in before for v in flat(step.outputs))]
+    for v in values:
+        spec = program.specs.get(v)
+        graph.vertex(v, (1 if v in outside else 2) * spec.size * spec.dtype.itemsize if spec else 1)
+        if v in read:
+            graph.sink(v)
     found = graph.cut()
-    return tuple(v for v in (*arrays, *(v for step in before for v in flat(step.outputs))) if v in found)
+    return tuple(v for v in values if v in found)
+
+
+def _read_whole(program: Program, before: list[Step], after: list[Step], fusion: Fusion | None) -> set[int]:
+    """Return the values that a later step reads which cannot be fused, such as a product: they have to be in memory."""
+    alone = [step for step in after if step.op not in VIEWS and _kind(program, step, fusion) is None]
+    found = {v for step in alone for v in flat(step.inputs)}
+    for step in reversed(before + after):
+        if step.op in VIEWS and not found.isdisjoint(flat(step.outputs)):
+            found.update(flat(step.inputs))
+    return found
 
 
 def _is_repeated(program: Program, step: Step, fusion: Fusion | None) -> bool:
     """Return whether a step may be computed again: elementwise if that is fused, a view, or without array inputs."""
     if step.part != "kernel" or type(step.outputs) is not int:
         return False
-    specs = [program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
-    if step.op in VIEWS or not any(spec is not None and not spec.is_number for spec in specs):
+    if step.op in VIEWS or not any(v in program.specs for v in flat(step.inputs)):
         return True
-    if fusion is None or None in specs:
-        return False
-    kind = fusion.kind(step, tuple(specs), program.specs[step.outputs])  # type: ignore[arg-type]
+    kind = _kind(program, step, fusion)
     return kind is not None and not kind.reduced
+
+
+def _kind(program: Program, step: Step, fusion: Fusion | None) -> Kind | None:
+    """Return the kind of a step that the backend can fuse."""
+    if fusion is None or step.part != "kernel" or type(step.outputs) is not int:
+        return None
+    specs = [program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
+    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.outputs])  # type: ignore[arg-type]
 
 
 class Graph:

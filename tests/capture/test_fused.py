@@ -146,6 +146,16 @@ def test_each_direction_is_one_kernel_and_keeps_inputs_and_statistics(backend):
     assert [step.name for step in norm_backward.steps][1:] == ["sum"], "of the columns, for the weight"
 
 
+@pytest.mark.polyarr_backend("opencl")
+def test_what_a_product_of_the_gradient_reads_is_kept(backend):
+    x, w = array(4, 6).to(backend), array(5, 6, seed=1).to(backend)
+    fused = pa.fused(lambda x, w: pa.matmul(ops.tanh(x * 2) + 1, ops.matrix_transpose(w)))
+    pa.vjp(fused, x, w)[1](array(4, 5, seed=2).to(backend))
+    _, backward = fused.programs()
+    groups = [step for step in backward.steps if step.part == "group"]
+    assert [step.name for step in groups] == ["multiply+tanh+square+subtract+multiply+multiply"], "of the slope alone"
+
+
 def test_what_cannot_be_captured_is_refused(backend):
     with pa.use_backend(backend):
         x, other = array(3).to(backend), array(3, seed=1).to(backend)
