@@ -81,37 +81,18 @@ class _Call:
 
     def recorded(self) -> Any:
         """Return the value of the function, with its gradient on the tape."""
-        capture, values = self._capture, [a.buf if type(a) is Array else a for a in self._inputs]
-        target = self._backend if capture is None else capture.target
+        values = [a.buf if type(a) is Array else a for a in self._inputs]
+        target = self._backend if self._capture is None else self._capture.target
         found = self._function.derivative(self._key, target, partial(self._concrete, target), self._wanted)
-        outputs = self._run(found, 0, list(values))
+        outputs = _run(found, 0, list(values), self._backend, self._capture)
         value = found.forward._replace(backend=self._backend).value(outputs)
         numbers = [v for v in values if type(v) in (int, float) or isinstance(v, Number)]
         kept = numbers + outputs[sum(result.output is not None for result in found.forward.results) :]
-        specs = [leaf.spec if carries_gradient(leaf) else None for leaf in tree.leaves(value)]
         again = None if is_pulled_once() else self._again()
-        ends = [self._inputs[i] for i in self._wanted]
-
-        def pull(g: list[Any]) -> list[Any]:
-            if again is not None and records():
-                return again(g)
-            cotangents = [self._cotangent(part, spec).buf for part, spec in zip(g, specs, strict=True) if spec]
-            gradients = self._run(found, 1, kept + cotangents)
-            return [Array(self._backend, buf, a.spec) for buf, a in zip(gradients, due, strict=True)]
-
-        due = [Array(a.backend, None, a.spec) for a in ends]
-        return joined(value, [(a.node, a.spec) for a in ends], pull)
-
-    def _run(self, found: Derivative, half: int, values: list[Any]) -> list[Any]:
-        """Run the forward (0) or the backward program (1)."""
-        if self._capture is not None:
-            return replayed(found.plain[half], self._capture, values)
-        if (capture := capturing.get()) is not None:
-            capture.lift(Array(self._backend, None, Spec((), float)))  # raises: the capture was not given what is kept
-        return found[half].outputs(values)
-
-    def _cotangent(self, g: Array | None, spec: Spec) -> Array:
-        return ops.zeros_like(Array(self._backend, None, spec)) if g is None else g
+        ends = [(a.node, a.spec) for a in (self._inputs[i] for i in self._wanted)]
+        results = [leaf.spec if carries_gradient(leaf) else None for leaf in tree.leaves(value)]
+        run = partial(_run, found, 1, backend=self._backend, capture=self._capture)
+        return joined(value, ends, _pull(run, kept, results, [spec for _, spec in ends], self._backend, again))
 
     def _concrete(self, target: Backend) -> Any:
         """Return the arguments with the values that they have during a capture."""
@@ -148,6 +129,36 @@ class _Call:
             return [*pull(tree.unflatten(value, g))]
 
         return again
+
+
+def _run(
+    found: Derivative, half: int, values: list[Any], backend: Backend, capture: CaptureContext | None
+) -> list[Any]:
+    """Run the forward (0) or the backward program (1); within a capture, have it recorded."""
+    if capture is not None:
+        return replayed(found.plain[half], capture, values)
+    if (other := capturing.get()) is not None:
+        other.lift(Array(backend, None, Spec((), float)))  # raises: the capture was not given what is kept
+    return found[half].outputs(values)
+
+
+def _pull(
+    run: Callable[[list[Any]], list[Any]], kept: list[Any], results: list[Spec | None], due: list[Spec],
+    backend: Backend, again: Callable[[list[Any]], list[Any]] | None,
+) -> Callable[[list[Any]], list[Any]]:  # fmt: skip
+    """Return the pull of a call, which holds nothing but what is kept, and `again` for higher derivatives."""
+
+    def pull(g: list[Any]) -> list[Any]:
+        if again is not None and records():
+            return again(g)
+        cotangents = [
+            (ops.zeros_like(Array(backend, None, spec)) if part is None else part).buf
+            for part, spec in zip(g, results, strict=True) if spec is not None
+        ]  # fmt: skip
+        gradients = run(kept + cotangents)
+        return [Array(backend, buf, spec) for buf, spec in zip(gradients, due, strict=True)]
+
+    return pull
 
 
 def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:

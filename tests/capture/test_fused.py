@@ -1,6 +1,7 @@
 """polyarr.fused: the values and derivatives of the function itself, few kernels, and few bytes kept between them."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -144,6 +145,22 @@ def test_each_direction_is_one_kernel_and_keeps_inputs_and_statistics(backend):
     assert [norm.specs[v].shape for v in norm.outputs if v not in norm.inputs] == [(5, 33), (5, 1)]
     assert {x, weight} < set(norm.outputs)
     assert [step.name for step in norm_backward.steps][1:] == ["sum"], "of the columns, for the weight"
+
+
+@pytest.mark.polyarr_backend("numpy")
+def test_the_tape_holds_what_is_kept_and_no_more(backend):
+    fused, seen = pa.fused(lambda x: pa.exp(x)), []
+
+    def loss(x):
+        h = x * 2.0
+        seen.append(weakref.ref(h.buf))
+        y = fused(h)
+        del h
+        seen.append(seen[0]() is None)
+        return pa.sum(y)
+
+    pa.grad(loss)(array(3, 4).to(backend))
+    assert seen[1], "exp needs its result only"
 
 
 @pytest.mark.polyarr_backend("opencl")
