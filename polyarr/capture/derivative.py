@@ -6,31 +6,56 @@ from typing import Any, NamedTuple
 from polyarr import ops, tree
 from polyarr.autograd import vjp
 from polyarr.autograd.arguments import carries_gradient
+from polyarr.capture.arguments import fingerprint
 from polyarr.capture.captured import Capture, Captured, described, runnable
-from polyarr.capture.partition import partitioned
+from polyarr.capture.partition import partitioned, without_cotangents
 from polyarr.capture.passes import simplified
 from polyarr.capture.trace import Trace
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import CaptureContext, capturing, use_backend
 from polyarr.core.errors import CaptureError
-from polyarr.core.number import Number, evaluate
+from polyarr.core.number import Number, check, evaluate
 from polyarr.core.program import Program, assigned, lookup
 from polyarr.core.tape import reads
 
 
-class Derivative(NamedTuple):
-    """The two programs.
+class Half(NamedTuple):
+    """A forward or a backward program.
+
+    Attributes:
+        captured: The program as it runs.
+        plain: The program with single steps, for a surrounding capture.
+        outputs: Whether each of the gradients is computed; () for a forward program.
+    """
+
+    captured: Captured
+    plain: Program
+    outputs: tuple[bool, ...] = ()
+
+
+class Derivative:
+    """The programs of one signature.
 
     Attributes:
         forward: From the inputs to the results and the values that are kept.
-        backward: From the numbers, the kept values and the cotangents of all floating-point results to the gradients.
-        plain: Both programs with single steps, for a surrounding capture.
+        backwards: By which floating-point results have a cotangent: from the numbers, the kept values and these
+            cotangents to the gradients.
     """
 
-    forward: Captured
-    backward: Captured
-    plain: tuple[Program, Program]
+    def __init__(self, forward: Half, backward: Program, cotangents: tuple[int, ...]) -> None:
+        self.forward, self._backward, self._cotangents = forward, backward, cotangents
+        self.backwards: dict[tuple[bool, ...], Half] = {}
+
+    def backward(self, given: tuple[bool, ...]) -> Half:
+        """Return the backward program for the cotangents that are given."""
+        if given not in self.backwards:
+            backend = self.forward.captured.backend
+            absent = frozenset(v for v, is_given in zip(self._cotangents, given, strict=True) if not is_given)
+            program, found = without_cotangents(self._backward, self._cotangents, absent, backend)
+            captured = Captured(*runnable(program, backend), backend, iter, (), (), 0)
+            self.backwards[given] = Half(captured, program, tuple(v is not None for v in found))
+        return self.backwards[given]
 
 
 def derivative(fn: Callable, name: str, backend: Backend, arguments: Any, wanted: tuple[int, ...]) -> Derivative:
@@ -68,8 +93,7 @@ class _Pair:
         given = capture.argument(arguments, scalars_are_inputs=True)
         outcome = capture.run(self.name, lambda: self._both(given))
         if outcome.rebound or capture.generator.draws:
-            what = "changes an argument in place" if outcome.rebound else "draws random numbers"
-            raise CaptureError(f"fused: {self.name} {what}; do so outside of it")
+            raise impure(self.name, draws=not outcome.rebound)
         value, gradients = outcome.value
         leaves = outcome.leaves[: len(outcome.leaves) - len(gradients)]
         outputs, results, unflatten = described(value, leaves)
@@ -77,12 +101,9 @@ class _Pair:
         ends = [a.buf.slot for a in outcome.leaves[len(leaves) :]]
         program = simplified(self.trace.program(self.name, inputs, outputs + ends))
         forward, backward, _ = partitioned(program, len(outputs), frozenset(self.cotangents), backend.fusion)
+        captured = Captured(*runnable(forward, backend), backend, unflatten, results, (), 0)
         backward = backward._replace(name=f"{self.name} backward")
-        return Derivative(
-            Captured(*runnable(forward, backend), backend, unflatten, results, (), 0),
-            Captured(*runnable(backward, backend), backend, iter, (), (), 0),
-            (forward, backward),
-        )
+        return Derivative(Half(captured, forward), backward, tuple(self.cotangents))
 
     def _both(self, given: Any) -> tuple[Any, list[Array]]:
         """Return the value of fn and the gradients of the wanted inputs."""
@@ -95,10 +116,13 @@ class _Pair:
     def _of_wanted(self, given: Any, leaves: list[Any], places: list[int]) -> Callable:
         def call(*tracked: Array) -> Any:
             before = [a.buf for a in tracked]
-            args, kwargs = tree.unflatten(given, _with(leaves, places, tracked))
-            value = self.fn(*args, **kwargs)
+            arguments = tree.unflatten(given, _with(leaves, places, tracked))
+            structure = fingerprint(arguments)
+            value = self.fn(*arguments[0], **arguments[1])
+            if fingerprint(arguments) != structure:
+                raise CaptureError(f"fused: {self.name} changes what is in an argument; return what is new")
             if any(a.buf is not buf for a, buf in zip(tracked, before, strict=True)):
-                raise CaptureError(f"fused: {self.name} changes an argument in place; do so outside of it")
+                raise impure(self.name, draws=False)
             return value
 
         return call
@@ -110,6 +134,12 @@ class _Pair:
         found = self.trace.array(Array(self.trace.target, self.trace.context.lift(leaf).buf.real, leaf.spec))
         self.cotangents.append(found.buf.slot)
         return found
+
+
+def impure(name: str, draws: bool) -> CaptureError:
+    """Return the error for a function that draws random numbers or changes an argument in place."""
+    what = "draws random numbers" if draws else "changes an argument in place"
+    return CaptureError(f"fused: {name} {what}; do so outside of it")
 
 
 def _with(leaves: list[Any], places: list[int], others: Any) -> list[Any]:
@@ -128,7 +158,10 @@ def replayed(program: Program, capture: CaptureContext, inputs: list[Any]) -> li
         else:
             values[v] = capture.constant(values[v], spec)
     for step in program.scalar_steps:
-        values.update(assigned(step.outputs, evaluate(step.call, *lookup(values, step.inputs))))
+        if step.outputs is None:
+            check(step.call, *lookup(values, step.inputs))
+        else:
+            values[step.outputs] = evaluate(step.call, *lookup(values, step.inputs))
     for step in program.steps:
         kernel = backend.kernels[step.op]
         call = kernel if step.part == "kernel" else getattr(kernel, step.part)

@@ -1,27 +1,43 @@
 """polyarr.fused: a function whose value and gradient are captured, each fused into as few kernels as possible."""
 
+import inspect
+import types
 from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from polyarr import ops, tree
+from polyarr import tree
 from polyarr.autograd import vjp
-from polyarr.autograd.arguments import carries_gradient, check_callable
+from polyarr.autograd.arguments import carries_gradient
 from polyarr.autograd.transforms import joined
 from polyarr.capture.arguments import alias_pattern, flatten
 from polyarr.capture.captured import backend_of, name_of
-from polyarr.capture.compile import compile
-from polyarr.capture.derivative import Derivative, derivative, replayed
+from polyarr.capture.compile import Compiled, Signature
+from polyarr.capture.derivative import Derivative, Half, derivative, impure, replayed
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import CaptureContext, capturing
 from polyarr.core.number import Number
 from polyarr.core.precision import get_matmul_precision
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, shown
 from polyarr.core.tape import is_pulled_once, reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+
+
+class _Pure(Compiled):
+    """A compiled function that is refused if it changes arguments or draws random numbers."""
+
+    def __init__(self, fn: Callable) -> None:
+        super().__init__(fn, frozenset(), (), frozenset())
+
+    def _lookup(self, *call: Any) -> Signature:
+        found = super()._lookup(*call)
+        if found.captured.effects or found.captured.draws:
+            self._last = None
+            raise impure(name_of(self.fn), draws=not found.captured.effects)
+        return found
 
 
 class FusedFunction(Generic[P, R]):
@@ -32,8 +48,10 @@ class FusedFunction(Generic[P, R]):
     """
 
     def __init__(self, fn: Callable[P, R]) -> None:
+        if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+            raise TypeError(f"fused: {shown(fn)} is no plain function; what runs later cannot be captured")
         update_wrapper(self, fn)
-        self.fn, self._compiled = fn, compile(fn)
+        self.fn, self._compiled = fn, _Pure(fn)
         self._derivatives: dict[Any, Derivative] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,14 +63,22 @@ class FusedFunction(Generic[P, R]):
                 return _Call(self, (args, kwargs), inputs, key).recorded()
         return self._compiled(*args, **kwargs)
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Bind as a method: the Module is the first argument."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle a function by its name, and any other callable with it; captured programs are left out."""
+        return self.__qualname__ if isinstance(self.fn, types.FunctionType) else (FusedFunction, (self.fn,))
+
     def programs(self) -> list[Any]:
         """Return the captured programs: of calls without gradient, then a forward and a backward one per signature.
 
         Returns:
             List of Program; printing one shows its steps.
         """
-        found = [half.program for each in self._derivatives.values() for half in each[:2]]
-        return [*self._compiled.programs(), *found]
+        found = [half for each in self._derivatives.values() for half in (each.forward, *each.backwards.values())]
+        return [*self._compiled.programs(), *(half.captured.program for half in found)]
 
     def derivative(
         self, key: tuple, backend: Backend, arguments: Callable[[], Any], wanted: tuple[int, ...]
@@ -84,15 +110,17 @@ class _Call:
         values = [a.buf if type(a) is Array else a for a in self._inputs]
         target = self._backend if self._capture is None else self._capture.target
         found = self._function.derivative(self._key, target, partial(self._concrete, target), self._wanted)
-        outputs = _run(found, 0, list(values), self._backend, self._capture)
-        value = found.forward._replace(backend=self._backend).value(outputs)
+        outputs = _run(found.forward, list(values), self._backend, self._capture)
+        captured = found.forward.captured
+        value = captured._replace(backend=self._backend).value(outputs)
         numbers = [v for v in values if type(v) in (int, float) or isinstance(v, Number)]
-        kept = numbers + outputs[sum(result.output is not None for result in found.forward.results) :]
+        kept = numbers + outputs[sum(result.output is not None for result in captured.results) :]
         again = None if is_pulled_once() else self._again()
         ends = [(a.node, a.spec) for a in (self._inputs[i] for i in self._wanted)]
-        results = [leaf.spec if carries_gradient(leaf) else None for leaf in tree.leaves(value)]
-        run = partial(_run, found, 1, backend=self._backend, capture=self._capture)
-        return joined(value, ends, _pull(run, kept, results, [spec for _, spec in ends], self._backend, again))
+        floats = [carries_gradient(leaf) for leaf in tree.leaves(value)]
+        run = partial(_run, backend=self._backend, capture=self._capture)
+        due = [spec for _, spec in ends]
+        return joined(value, ends, _pull(partial(_gradients, found, run, kept, floats), due, self._backend, again))
 
     def _concrete(self, target: Backend) -> Any:
         """Return the arguments with the values that they have during a capture."""
@@ -116,13 +144,14 @@ class _Call:
         """Return the pull that differentiates the function itself, for higher derivatives."""
         leaves = tree.leaves(self._arguments)
         inputs = [i for i, a in enumerate(leaves) if type(a) in (Array, int, float) or isinstance(a, Number)]
-        places = [inputs[i] for i in self._wanted]
+        places, fn = [inputs[i] for i in self._wanted], self._function.fn
         given = [leaf.snapshot() if type(leaf) is Array else leaf for leaf in leaves]
+        arguments = tree.unflatten(self._arguments, given)  # containers of its own: the caller's may change
 
         def call(*tracked: Array) -> Any:
             found = dict(zip(places, tracked, strict=True))
-            args, kwargs = tree.unflatten(self._arguments, [found.get(i, leaf) for i, leaf in enumerate(given)])
-            return self._function.fn(*args, **kwargs)
+            args, kwargs = tree.unflatten(arguments, [found.get(i, leaf) for i, leaf in enumerate(given)])
+            return fn(*args, **kwargs)
 
         def again(g: list[Any]) -> list[Any]:
             value, pull = vjp(call, *[given[i] for i in places])
@@ -131,32 +160,36 @@ class _Call:
         return again
 
 
-def _run(
-    found: Derivative, half: int, values: list[Any], backend: Backend, capture: CaptureContext | None
-) -> list[Any]:
-    """Run the forward (0) or the backward program (1); within a capture, have it recorded."""
+def _run(half: Half, values: list[Any], backend: Backend, capture: CaptureContext | None) -> list[Any]:
+    """Run a program; within a capture, have it recorded."""
     if capture is not None:
-        return replayed(found.plain[half], capture, values)
+        return replayed(half.plain, capture, values)
     if (other := capturing.get()) is not None:
         other.lift(Array(backend, None, Spec((), float)))  # raises: the capture was not given what is kept
-    return found[half].outputs(values)
+    return half.captured.outputs(values)
+
+
+def _gradients(
+    found: Derivative, run: Callable[[Half, list[Any]], list[Any]], kept: list[Any], floats: list[bool], g: list[Any]
+) -> list[Any]:
+    """Return the gradients' buffers for the cotangents of all results; None where there is none."""
+    given = [part for part, is_float in zip(g, floats, strict=True) if is_float]
+    half = found.backward(tuple([part is not None for part in given]))
+    buffers = iter(run(half, kept + [part.buf for part in given if part is not None]))
+    return [next(buffers) if is_there else None for is_there in half.outputs]
 
 
 def _pull(
-    run: Callable[[list[Any]], list[Any]], kept: list[Any], results: list[Spec | None], due: list[Spec],
-    backend: Backend, again: Callable[[list[Any]], list[Any]] | None,
+    gradients: Callable[[list[Any]], list[Any]], due: list[Spec], backend: Backend,
+    again: Callable[[list[Any]], list[Any]] | None,
 ) -> Callable[[list[Any]], list[Any]]:  # fmt: skip
     """Return the pull of a call, which holds nothing but what is kept, and `again` for higher derivatives."""
 
     def pull(g: list[Any]) -> list[Any]:
         if again is not None and records():
             return again(g)
-        cotangents = [
-            (ops.zeros_like(Array(backend, None, spec)) if part is None else part).buf
-            for part, spec in zip(g, results, strict=True) if spec is not None
-        ]  # fmt: skip
-        gradients = run(kept + cotangents)
-        return [Array(backend, buf, spec) for buf, spec in zip(gradients, due, strict=True)]
+        found = zip(gradients(g), due, strict=True)
+        return [None if buf is None else Array(backend, buf, spec) for buf, spec in found]
 
     return pull
 
@@ -168,9 +201,12 @@ def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:
     as few bytes as possible, and its gradient as a backward program, which computes elementwise steps again instead of
     reading them. Both are captured at the first call with arguments of each signature. Also a decorator.
 
+    Gradients have the bits of those of the function by itself. Where an array is an argument twice, or is used outside
+    of the function as well, its gradient adds up in another order, as with `checkpoint`.
+
     Args:
         fn: Function of trees of arrays and numbers whose value is a tree. It must be pure: it may not change an
-            argument in place, draw random numbers, or use arrays that it is not given.
+            argument, draw random numbers, or use arrays that it is not given.
 
     Returns:
         FusedFunction: a function with the same arguments, value and derivatives, to any order.
@@ -187,7 +223,6 @@ def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:
         >>> pa.grad(lambda x: pa.sum(swiglu(x, x)))(pa.asarray([0.0, 1.0]))
         Array([0.       , 1.6587291], float32, 'numpy')
     """
-    check_callable("fused", fn)
     return FusedFunction(fn)
 
 

@@ -51,7 +51,8 @@ class Locations:
         while frame is not None and (is_inside or not line):
             is_inside = is_inside and frame.f_code.co_filename != _CAPTURE
             if is_inside and frame.f_code is _WALK:
-                if not line and (call := self._before(frame.f_locals["node"].number)) is not None:
+                node = frame.f_locals.get("node")  # none yet where cotangents of one array are added
+                if not line and node is not None and (call := self._before(node.number)) is not None:
                     return call._replace(is_gradient=True)
                 is_gradient = True
             if not line and (frame.f_back is None or not is_internal(frame.f_code)):

@@ -7,14 +7,17 @@ Source: the idea of a minimum cut is that of PyTorch's AOTAutograd partitioner
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from polyarr import ops
-from polyarr.core.program import Fusion, Kind, Program, Step, flat
+from polyarr.core.backend import Backend
+from polyarr.core.program import Fusion, Kind, Program, Step, flat, renamed
 
 VIEWS = frozenset({ops.reshape, ops.permute_dims, ops.broadcast_to, ops.slice})
 INFINITE = 1 << 62
+Vertex = tuple[int, int]  # a value, and whether the vertex is where it leaves (1) or arrives (0)
 
 
 class Halves(NamedTuple):
@@ -61,6 +64,70 @@ def part(program: Program, inputs: tuple[int, ...], outputs: tuple[int, ...]) ->
             needed.update(flat(step.inputs))
             steps.append(step)
     return program._replace(steps=tuple(steps[::-1]), inputs=inputs, outputs=outputs)
+
+
+def without_cotangents(
+    program: Program, cotangents: tuple[int, ...], absent: frozenset[int], backend: Backend
+) -> tuple[Program, tuple[int | None, ...]]:
+    """Return a backward program for calls in which some cotangents are absent, and its gradients; None if absent, too.
+
+    What depends on absent cotangents alone is not computed, as zeros times an infinity would be nan.
+    """
+    pass_ = _Absence(program, cotangents, absent, backend)
+    for step in program.steps:
+        pass_.add(step)
+    found = tuple(None if v in pass_.gone else pass_.names.get(v, v) for v in program.outputs)
+    outputs = tuple(v for v in found if v is not None)
+    program = program._replace(steps=tuple(pass_.steps), size=pass_.size, specs=pass_.specs, constants=pass_.constants)
+    return part(program, tuple(v for v in program.inputs if v not in absent), outputs), found
+
+
+class _Absence:
+    """The steps without absent values, which are in `gone`."""
+
+    def __init__(
+        self, program: Program, cotangents: tuple[int, ...], absent: frozenset[int], backend: Backend
+    ) -> None:
+        self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
+        self.constants, self.names, self.gone = {**program.constants}, dict[int, int](), set(absent)
+        self._late, self._backend = _dependents(program, cotangents), backend
+
+    def add(self, step: Step) -> None:
+        """Add a step, or what replaces it."""
+        step = step._replace(inputs=renamed(step.inputs, self.names))
+        given = {*flat(step.inputs)}
+        missing = given & self.gone
+        if not missing:
+            self.steps.append(step)
+        elif (given & self._late) <= self.gone:
+            self.gone.update(flat(step.outputs))
+        elif (other := self._addend(step)) is not None:
+            self.names[step.outputs] = other
+        else:
+            self.steps.append(step._replace(inputs=renamed(step.inputs, {v: self._zeros(step, v) for v in missing})))
+
+    def _addend(self, step: Step) -> int | None:
+        """Return what a step adds an absent value to, if that is its result."""
+        if step.part != "kernel" or step.op is not ops.add:
+            return None
+        (other,) = {*step.inputs[1:]} - self.gone
+        return other if self.specs.get(other) == self.specs[step.outputs] else None
+
+    def _zeros(self, step: Step, v: int) -> int:
+        spec = self.specs[v]
+        inputs = tuple(map(self._constant, (spec, 0, None)))
+        params, self.specs[self.size] = {"shape": spec.shape, "dtype": spec.dtype}, spec
+        call = self._backend.kernels[ops.fill]
+        self.steps.append(
+            step._replace(op=ops.fill, part="kernel", call=call, inputs=inputs, params=params, outputs=self.size)
+        )
+        self.size += 1
+        return self.size - 1
+
+    def _constant(self, value: Any) -> int:
+        self.constants[self.size] = value
+        self.size += 1
+        return self.size - 1
 
 
 def _dependents(program: Program, values: Iterable[int]) -> set[int]:
@@ -130,12 +197,15 @@ def _kind(program: Program, step: Step, fusion: Fusion | None) -> Kind | None:
 
 
 class Graph:
-    """Flow network over values, for their minimum vertex cut between sources and sinks (Edmonds and Karp 1972)."""
+    """Flow network over values, for their minimum vertex cut between sources and sinks.
+
+    Source: Dinic 1970, "Algorithm for solution of a problem of maximum flow in a network with power estimation"
+    """
 
     _SOURCE, _SINK = (-1, 1), (-2, 0)
 
     def __init__(self) -> None:
-        self._left: dict[tuple[int, int], dict[tuple[int, int], int]] = {}  # remaining capacities of edges
+        self._left: dict[Vertex, dict[Vertex, int]] = {}  # remaining capacities of edges
 
     def vertex(self, v: int, cost: int) -> None:
         """Add a value that costs so much to cut."""
@@ -155,46 +225,54 @@ class Graph:
 
     def cut(self) -> set[int]:
         """Return the values of the cheapest cut; of several, the one nearest to the sinks, which repeats least."""
-        while path := self._path():
-            flow = min(self._left[a][b] for a, b in path)
-            for a, b in path:
-                self._left[a][b] -= flow
-                self._left[b][a] += flow
-        needed, found = self._reaching_sink(), set[int]()
+        while self._SINK in (levels := self._reached(self._SOURCE, self._left_after)):
+            self._fill(levels)
+        needed, found = self._reached(self._SINK, self._left_before), set[int]()
         for v, side in self._left:
             if side == 0 and (v, 0) not in needed and (v, 1) in needed and (v, 1) in self._left[(v, 0)]:
                 found.add(v)
         return found
 
-    def _edge(self, a: tuple[int, int], b: tuple[int, int], capacity: int) -> None:
+    def _edge(self, a: Vertex, b: Vertex, capacity: int) -> None:
         forward = self._left.setdefault(a, {})
         forward[b] = forward.get(b, 0) + capacity
         self._left.setdefault(b, {}).setdefault(a, 0)
 
-    def _path(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-        """Return the edges of a shortest path with capacity left; [] if there is none."""
-        came, due = {self._SOURCE: self._SOURCE}, deque([self._SOURCE])
-        while due and self._SINK not in came:
-            a = due.popleft()
-            for b, left in self._left.get(a, {}).items():
-                if left > 0 and b not in came:
-                    came[b] = a
-                    due.append(b)
-        return [*self._back(came)] if self._SINK in came else []
+    def _left_after(self, a: Vertex) -> Iterator[Vertex]:
+        return (b for b, left in self._left.get(a, {}).items() if left > 0)
 
-    def _back(self, came: dict) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        b = self._SINK
-        while b != self._SOURCE:
-            yield came[b], b
-            b = came[b]
+    def _left_before(self, b: Vertex) -> Iterator[Vertex]:
+        return (a for a in self._left.get(b, {}) if self._left[a].get(b, 0) > 0)
 
-    def _reaching_sink(self) -> set[tuple[int, int]]:
-        """Return the vertices from which capacity is left to the sink."""
-        found, due = {self._SINK}, deque([self._SINK])
+    def _reached(self, start: Vertex, following: Callable[[Vertex], Iterator[Vertex]]) -> dict[Vertex, int]:
+        """Return the distance of each vertex that can be reached where capacity is left."""
+        levels, due = {start: 0}, deque([start])
         while due:
-            b = due.popleft()
-            for a in self._left.get(b, {}):
-                if a not in found and self._left[a].get(b, 0) > 0:
-                    found.add(a)
-                    due.append(a)
-        return found
+            a = due.popleft()
+            for b in following(a):
+                if b not in levels:
+                    levels[b] = levels[a] + 1
+                    due.append(b)
+        return levels
+
+    def _fill(self, levels: dict[Vertex, int]) -> None:
+        """Send flow along shortest paths until each has an edge without capacity."""
+        path, untried = [self._SOURCE], {a: [*self._left.get(a, {})] for a in levels}
+        while path:
+            a = path[-1]
+            if a == self._SINK:
+                flow = min(self._left[x][y] for x, y in pairwise(path))
+                for x, y in pairwise(path):
+                    self._left[x][y] -= flow
+                    self._left[y][x] += flow
+                path = path[: 1 + next(i for i, (x, y) in enumerate(pairwise(path)) if not self._left[x][y])]
+            elif untried[a]:
+                b = untried[a][-1]
+                if self._left[a][b] > 0 and levels.get(b) == levels[a] + 1:
+                    path.append(b)
+                else:
+                    untried[a].pop()
+            else:
+                path.pop()
+                if path:
+                    untried[path[-1]].pop()

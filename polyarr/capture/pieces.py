@@ -8,9 +8,11 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.capture.passes import without_dead
+from polyarr.capture.trace import is_zero
 from polyarr.core.backend import Backend
 from polyarr.core.program import Program, Step, flat, renamed
 from polyarr.core.spec import Spec
+from polyarr.core.spec import bool as bool_
 
 MAX_PIECES = 4
 
@@ -54,7 +56,8 @@ class _Pass:
         for step in program.steps:
             for v in flat(step.inputs):
                 self._users.setdefault(v, []).append(step)
-        filled = {step.outputs for step in program.steps if step.op is ops.fill and self._is_zero(step.inputs[1])}
+        zeros = {v for v, value in program.constants.items() if is_zero(value)}
+        filled = {step.outputs for step in program.steps if step.op is ops.fill and step.inputs[1] in zeros}
         self._zeros = filled | program.zeros
         self._zero = self._constant(0)
         self._counts = self._joined_from()
@@ -65,7 +68,7 @@ class _Pass:
         step, out = step._replace(inputs=renamed(step.inputs, self.names)), step.outputs
         if equal_pieces(self._program._replace(specs=self.specs), step):
             self._pieces[out] = step.inputs[1]
-        elif (cut := self._piece_of(step, ops.slice_update)) and step.inputs[1] in self._zeros:
+        elif cut := self._placed(step):
             k, count = cut
             self._pieces[out] = tuple([step.inputs[2] if i == k else self._zero for i in range(count)])
         elif cut := self._piece_of(step, ops.slice):
@@ -89,7 +92,7 @@ class _Pass:
         for step in self._program.steps:
             if equal_pieces(self._program, step):
                 found[step.outputs] = len(step.inputs[1])
-            elif (cut := self._piece_of(step, ops.slice_update)) and step.inputs[1] in self._zeros:
+            elif cut := self._placed(step):
                 found[step.outputs] = cut[1]
             elif self._is_elementwise(step):
                 shape, given = self.specs[step.outputs].shape, step.inputs[1:]
@@ -125,6 +128,11 @@ class _Pass:
         specs = [self._spec(v) if type(v) is int else None for v in step.inputs[1:]]
         kind = None if None in specs else self._fusion.kind(step, tuple(specs), self.specs[step.outputs])  # type: ignore[union-attr, arg-type]
         return kind is not None and not kind.reduced and bool(self.specs[step.outputs].size)
+
+    def _placed(self, step: Step) -> tuple[int, int] | None:
+        """Return (k, count) if a step places an array in zeros, as the k-th of `count` pieces."""
+        cut = self._piece_of(step, ops.slice_update)
+        return cut if cut and step.inputs[1] in self._zeros and self.specs[step.inputs[1]].dtype != bool_ else None
 
     def _piece_of(self, step: Step, op: Any) -> tuple[int, int] | None:
         """Return (k, count) if a slice or slice_update is of the k-th of `count` equal pieces of the last axis."""
@@ -183,10 +191,6 @@ class _Pass:
 
     def _spec(self, v: int) -> Spec | None:
         return self.specs[v] if v in self.specs else self._program.spec(v) or Spec((), int)
-
-    def _is_zero(self, v: int) -> bool:
-        value = self._program.constants.get(v)
-        return type(value) in (int, float) and value == 0
 
     def _new(self, spec: Spec) -> int:
         self.size += 1

@@ -177,7 +177,7 @@ class Trace:
             found, inputs = self._call(kernel, (out, *args), params)
             if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(inputs)):
                 folded = self._constant_buffer(found, out)
-                self.zeros.update([folded.slot] if op is fill and args[0] == 0 else ())
+                self.zeros.update([folded.slot] if op is fill and is_zero(args[0]) else ())
                 return folded
             step = Step(op, "kernel", kernel, inputs, params, None, *self._here())
             return self._append(step, self._results(found, out))
@@ -286,8 +286,13 @@ class Trace:
             return a
         raise CaptureError(
             f"compile: {user_location()} uses an array {a.spec} on {a.backend.name!r} that the function was not given; "
-            "make it an argument, or name it in captures="
+            "make it an argument, or name it in captures= of compile"
         )
+
+
+def is_zero(value: Any) -> bool:
+    """Return whether a value is the number 0, and not -0.0."""
+    return type(value) in (int, float) and repr(value) in ("0", "0.0")
 
 
 def _outlived(where: str) -> str:

@@ -60,7 +60,7 @@ class Number:
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise CaptureError(
             f"compile: {user_location()} asks for the value of a number that changes from run to run ({self.now} at "
-            "capture); name the argument in constants=, or compute with polyarr.evaluate(fn, number)"
+            "capture); name the argument in constants= of compile, or compute with polyarr.evaluate(fn, number)"
         )
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = __hash__ = _refuse

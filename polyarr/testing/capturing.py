@@ -157,7 +157,9 @@ def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Ar
     """Compute on two arrays that are concatenated, and on the halves of the result."""
     both = ops.concat([x * row + column, x * k - row], axis=-1) * k
     first, second = both[..., : x.shape[-1]], both[..., x.shape[-1] :]
-    return [both, ops.tanh(second) * x, ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)]
+    narrow = ops.concat([x[..., :1] * row, x[..., :1] - k], axis=-1)  # pieces of one column
+    wide = ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)
+    return [both, ops.tanh(second) * x, wide, narrow * k]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

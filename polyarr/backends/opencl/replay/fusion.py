@@ -74,8 +74,8 @@ class ElementGroup(Group):
         arrays, text = [(unique.index(s), kind_of(s)) for s in steps], self.statements
         inputs = [text.input(v, *found) for v, found in zip(text.arrays, arrays, strict=False)]
         outputs = [text.output(v, "i") for v in self.group.outputs if v not in self.joined]
-        for (v, step), (at, _) in zip(self.joined.items(), arrays[len(inputs) :], strict=True):
-            outputs += text.joined(v, step.inputs[1], at)
+        for (v, step), found in zip(self.joined.items(), arrays[len(inputs) :], strict=True):
+            outputs += text.joined(v, step.inputs[1], *found, length=shape[-1])
         kernel = kernel_of(
             self.device, inputs, outputs, lengths, len(unique), size, group, vector,
             **text.macros([at for at, _ in arrays]), LINKS=" ".join(text.links.values()),

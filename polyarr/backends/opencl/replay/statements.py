@@ -128,11 +128,11 @@ class Statements:
         i = self.group.outputs.index(v)
         return elements.Operand(self.group.specs[v].dtype, self.names[v], f"q{i}", (at,), "DENSE")
 
-    def joined(self, v: int, pieces: tuple[int, ...], strides: int) -> list[elements.Operand]:
-        """Return the windows of an output into which pieces of it are written, side by side along the last axis."""
-        whole = self.output(v, f"b{strides}")
+    def joined(self, v: int, pieces: tuple[int, ...], strides: int, kind: str, length: int) -> list[elements.Operand]:
+        """Return the windows of an output into which pieces of this length are written, one beside the other."""
+        whole = elements.array(self.group.specs[v].dtype, "", self.output(v, "i").pointer, "0", strides, kind)
         return [
-            whole._replace(value=self.names[piece], start=(f"{k} * layout.shape[NDIM - 1]", *whole.start), part=k)
+            whole._replace(value=self.names[piece], start=(f"{k * length}L", *whole.start[1:]), part=k)
             for k, piece in enumerate(pieces)
         ]
 

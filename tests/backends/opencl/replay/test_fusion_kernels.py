@@ -161,7 +161,8 @@ def a_rounding_left_out(patch):
 
 def pieces_written_in_another_order(patch):
     real = statements.Statements.joined
-    patch.setattr(statements.Statements, "joined", lambda self, v, pieces, at: real(self, v, pieces[::-1], at))
+    turned = lambda self, v, pieces, *at, **of: real(self, v, pieces[::-1], *at, **of)
+    patch.setattr(statements.Statements, "joined", turned)
 
 
 def a_value_per_row_left_out(patch):
