@@ -6,6 +6,8 @@ adds them. Computed in halves, such steps need no copies, and their results are 
 
 from typing import Any
 
+import numpy as np
+
 from polyarr import ops
 from polyarr.capture.passes import without_dead
 from polyarr.capture.trace import is_zero
@@ -79,7 +81,8 @@ class _Pass:
                 self.names[out] = piece
                 return
         elif self._is_elementwise(step) and (count := self._counts.get(out)):
-            if (pieces := [self._inputs(step, k, count) for k in range(count)]) and all(map(self._has_array, pieces)):
+            pieces = [self._inputs(step, k, count) for k in range(count)]
+            if all(self._gives(operands, self.specs[out].shape, count) for operands in pieces):
                 self._add_pieces(step, pieces)
                 return
         self.steps.append(step)
@@ -162,8 +165,11 @@ class _Pass:
 
         return tuple(map(operand, step.inputs[1:]))
 
-    def _has_array(self, operands: tuple[int, ...]) -> bool:
-        return any(v in self.specs for v in operands[-2:])
+    def _gives(self, operands: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
+        """Return whether operands give a piece of an array of this shape; a piece of zeros has no shape of its own."""
+        shapes = [self.specs[v].shape for v in operands if v in self.specs]
+        is_array = any(v in self.specs for v in operands[-2:])
+        return is_array and np.broadcast_shapes(*shapes) == (*shape[:-1], shape[-1] // count)
 
     def _add_pieces(self, step: Step, operands: list[tuple[int, ...]]) -> None:
         """Add the steps of all pieces, and the one that joins their results."""
