@@ -151,9 +151,9 @@ def _cheapest(
     for v in arrays:
         graph.source(v)
     for step in before:
-        is_repeated = _is_repeated(program, step, fusion)
+        is_repeated, is_computed = _is_repeated(program, step, fusion), _reads_arrays(program, step)
         for v in flat(step.outputs):
-            if not is_repeated or v in whole:
+            if not is_repeated or (is_computed and v in whole):
                 graph.source(v)
             for x in flat(step.inputs):
                 if x not in known:
@@ -182,10 +182,14 @@ def _is_repeated(program: Program, step: Step, fusion: Fusion | None) -> bool:
     """Return whether a step may be computed again: elementwise if that is fused, a view, or without array inputs."""
     if step.part != "kernel" or type(step.outputs) is not int:
         return False
-    if step.op in VIEWS or not any(v in program.specs for v in flat(step.inputs)):
+    if step.op in VIEWS or not _reads_arrays(program, step):
         return True
     kind = _kind(program, step, fusion)
     return kind is not None and not kind.reduced
+
+
+def _reads_arrays(program: Program, step: Step) -> bool:
+    return any(v in program.specs for v in flat(step.inputs))
 
 
 def _kind(program: Program, step: Step, fusion: Fusion | None) -> Kind | None:

@@ -166,6 +166,14 @@ def test_the_tape_holds_what_is_kept_and_no_more(backend):
     assert seen[1], "exp needs its result only"
 
 
+def test_zeros_are_not_kept(backend):
+    x = pa.ones((2, 2**20)).to(backend)  # zeros of this size are no constant of the program
+    fused = pa.fused(lambda x: pa.exp(x[:, : 2**19]))
+    pa.grad(lambda x: pa.sum(fused(x)))(x)
+    forward, backward = fused.programs()
+    assert len({*forward.outputs}) == 1 and "fill" not in str(forward) and "fill" in str(backward)
+
+
 @pytest.mark.polyarr_backend("opencl")
 def test_what_a_product_of_the_gradient_reads_is_kept(backend):
     x, w = array(4, 6).to(backend), array(5, 6, seed=1).to(backend)
