@@ -20,8 +20,8 @@ from polyarr.core.program import Program, assigned, lookup
 from polyarr.core.tape import reads
 
 
-class Half(NamedTuple):
-    """A forward or a backward program.
+class RunnableProgram(NamedTuple):
+    """A forward or a backward program, as it runs and as single steps.
 
     Attributes:
         captured: The program as it runs.
@@ -43,18 +43,18 @@ class Derivative:
             cotangents to the gradients.
     """
 
-    def __init__(self, forward: Half, backward: Program, cotangents: tuple[int, ...]) -> None:
+    def __init__(self, forward: RunnableProgram, backward: Program, cotangents: tuple[int, ...]) -> None:
         self.forward, self._backward, self._cotangents = forward, backward, cotangents
-        self.backwards: dict[tuple[bool, ...], Half] = {}
+        self.backwards: dict[tuple[bool, ...], RunnableProgram] = {}
 
-    def backward(self, given: tuple[bool, ...]) -> Half:
+    def backward(self, given: tuple[bool, ...]) -> RunnableProgram:
         """Return the backward program for the cotangents that are given."""
         if given not in self.backwards:
             backend = self.forward.captured.backend
             absent = frozenset(v for v, is_given in zip(self._cotangents, given, strict=True) if not is_given)
             program, found = without_cotangents(self._backward, self._cotangents, absent, backend)
             captured = Captured(*runnable(program, backend), backend, iter, (), (), 0)
-            self.backwards[given] = Half(captured, program, tuple(v is not None for v in found))
+            self.backwards[given] = RunnableProgram(captured, program, tuple(v is not None for v in found))
         return self.backwards[given]
 
 
@@ -74,14 +74,14 @@ def derivative(fn: Callable, name: str, backend: Backend, arguments: Any, wanted
     trace, tokens = Trace(backend), (capturing.set(None), reads.set(None))
     try:
         with use_backend(backend):
-            return _Pair(trace, fn, name, wanted).derivative(arguments)
+            return _JointCapture(trace, fn, name, wanted).derivative(arguments)
     finally:
         trace.close()
         capturing.reset(tokens[0])
         reads.reset(tokens[1])
 
 
-class _Pair:
+class _JointCapture:
     """One capture of a function and its gradient."""
 
     def __init__(self, trace: Trace, fn: Callable, name: str, wanted: tuple[int, ...]) -> None:
@@ -103,7 +103,7 @@ class _Pair:
         forward, backward, _ = partitioned(program, len(outputs), frozenset(self.cotangents), backend.fusion)
         captured = Captured(*runnable(forward, backend), backend, unflatten, results, (), 0)
         backward = backward._replace(name=f"{self.name} backward")
-        return Derivative(Half(captured, forward), backward, tuple(self.cotangents))
+        return Derivative(RunnableProgram(captured, forward), backward, tuple(self.cotangents))
 
     def _both(self, given: Any) -> tuple[Any, list[Array]]:
         """Return the value of fn and the gradients of the wanted inputs."""

@@ -116,7 +116,7 @@ class Groups:
                     self.join_alike(self.home[i], self.home[j])
 
     def join_concats(self, program: Program) -> None:
-        """Merge each step that joins arrays of one shape into the group that computes all of them."""
+        """Merge each step that concatenates arrays of one shape into the group that computes all of them."""
         for i, step in enumerate(self._steps):
             if not equal_pieces(program, step) or not self.maker.keys() >= {*step.inputs[1]}:
                 continue

@@ -13,7 +13,7 @@ from polyarr.autograd.transforms import joined
 from polyarr.capture.arguments import alias_pattern, flatten
 from polyarr.capture.captured import backend_of, name_of
 from polyarr.capture.compile import Compiled, Signature
-from polyarr.capture.derivative import Derivative, Half, derivative, impure, replayed
+from polyarr.capture.derivative import Derivative, RunnableProgram, derivative, impure, replayed
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import CaptureContext, capturing
@@ -77,8 +77,8 @@ class FusedFunction(Generic[P, R]):
         Returns:
             List of Program; printing one shows its steps.
         """
-        found = [half for each in self._derivatives.values() for half in (each.forward, *each.backwards.values())]
-        return [*self._compiled.programs(), *(half.captured.program for half in found)]
+        found = [program for each in self._derivatives.values() for program in (each.forward, *each.backwards.values())]
+        return [*self._compiled.programs(), *(program.captured.program for program in found)]
 
     def derivative(
         self, key: tuple, backend: Backend, arguments: Callable[[], Any], wanted: tuple[int, ...]
@@ -160,23 +160,24 @@ class _Call:
         return again
 
 
-def _run(half: Half, values: list[Any], backend: Backend, capture: CaptureContext | None) -> list[Any]:
+def _run(program: RunnableProgram, values: list[Any], backend: Backend, capture: CaptureContext | None) -> list[Any]:
     """Run a program; within a capture, have it recorded."""
     if capture is not None:
-        return replayed(half.plain, capture, values)
+        return replayed(program.plain, capture, values)
     if (other := capturing.get()) is not None:
         other.lift(Array(backend, None, Spec((), float)))  # raises: the capture was not given what is kept
-    return half.captured.outputs(values)
+    return program.captured.outputs(values)
 
 
 def _gradients(
-    found: Derivative, run: Callable[[Half, list[Any]], list[Any]], kept: list[Any], floats: list[bool], g: list[Any]
-) -> list[Any]:
+    found: Derivative, run: Callable[[RunnableProgram, list[Any]], list[Any]], kept: list[Any], floats: list[bool],
+    g: list[Any],
+) -> list[Any]:  # fmt: skip
     """Return the gradients' buffers for the cotangents of all results; None where there is none."""
     given = [part for part, is_float in zip(g, floats, strict=True) if is_float]
-    half = found.backward(tuple([part is not None for part in given]))
-    buffers = iter(run(half, kept + [part.buf for part in given if part is not None]))
-    return [next(buffers) if is_there else None for is_there in half.outputs]
+    program = found.backward(tuple([part is not None for part in given]))
+    buffers = iter(run(program, kept + [part.buf for part in given if part is not None]))
+    return [next(buffers) if is_there else None for is_there in program.outputs]
 
 
 def _pull(

@@ -20,8 +20,8 @@ INFINITE = 1 << 62
 Vertex = tuple[int, int]  # a value, and whether the vertex is where it leaves (1) or arrives (0)
 
 
-class Halves(NamedTuple):
-    """The two programs.
+class Partition(NamedTuple):
+    """The two programs of a partition.
 
     Attributes:
         forward: From the inputs to the results, followed by the values that are kept.
@@ -34,8 +34,8 @@ class Halves(NamedTuple):
     kept: tuple[int, ...]
 
 
-def partitioned(program: Program, results: int, cotangents: frozenset[int], fusion: Fusion | None) -> Halves:
-    """Return the halves of a program.
+def partitioned(program: Program, results: int, cotangents: frozenset[int], fusion: Fusion | None) -> Partition:
+    """Return the forward and the backward program.
 
     Args:
         program: Program whose outputs are results, then gradients, and whose last inputs are the cotangents.
@@ -53,7 +53,7 @@ def partitioned(program: Program, results: int, cotangents: frozenset[int], fusi
     numbers = tuple(v for v in given if v in program.scalars)
     forward = part(program, given, values + kept)
     backward = part(program, numbers + kept + tuple(v for v in program.inputs if v in cotangents), gradients)
-    return Halves(forward, backward, kept)
+    return Partition(forward, backward, kept)
 
 
 def part(program: Program, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Program:

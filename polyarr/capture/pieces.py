@@ -1,7 +1,7 @@
-"""Elementwise steps on arrays that are joined from pieces, or are cut into them, compute piece by piece.
+"""Elementwise steps on arrays that are concatenated from pieces, or cut into them, compute piece by piece.
 
-A rotary embedding joins two halves that it computes from two halves, and its gradient places each half in zeros and
-adds them. Computed in halves, such steps need no copies, and their results are written where they are joined.
+A rotary embedding concatenates two halves that it computes from two halves, and its gradient places each half in zeros
+and adds them. Computed in halves, such steps need no copies, and their results are written to where they belong.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ MAX_PIECES = 4
 
 def in_pieces(program: Program, backend: Backend) -> Program:
     """Return the program with these steps in pieces of the last axis. The results of all elements are the same."""
-    if backend.fusion is None or not any(_is_joined(program, step) for step in program.steps):
+    if backend.fusion is None or not any(_is_in_pieces(program, step) for step in program.steps):
         return program
     pass_ = _Pass(program, backend)
     for step in program.steps:
@@ -34,14 +34,14 @@ def in_pieces(program: Program, backend: Backend) -> Program:
 
 
 def equal_pieces(program: Program, step: Step) -> bool:
-    """Return whether a step joins arrays of one shape along their last axis."""
+    """Return whether a step concatenates arrays of one shape along their last axis."""
     if step.part != "kernel" or step.op is not ops.concat:
         return False
     specs = [program.specs[v] for v in step.inputs[1]]
     return step.params["axis"] == specs[0].ndim - 1 and len({*specs}) == 1 and 1 < len(specs) <= MAX_PIECES
 
 
-def _is_joined(program: Program, step: Step) -> bool:
+def _is_in_pieces(program: Program, step: Step) -> bool:
     return equal_pieces(program, step) or (step.part == "kernel" and step.op is ops.slice_update)
 
 
@@ -62,7 +62,7 @@ class _Pass:
         filled = {step.outputs for step in program.steps if step.op is ops.fill and step.inputs[1] in zeros}
         self._zeros = filled | program.zeros
         self._zero = self._constant(0)
-        self._counts = self._joined_from()
+        self._counts = self._concatenated()
         self._counts |= self._cut_into()
 
     def add(self, step: Step) -> None:
@@ -89,8 +89,8 @@ class _Pass:
 
     # ---- which steps -----------------------------------------------------------------------------------------
 
-    def _joined_from(self) -> dict[int, int]:
-        """Return the number of pieces of arrays that are joined, and of what is computed from them in pieces."""
+    def _concatenated(self) -> dict[int, int]:
+        """Return the number of pieces of arrays that are concatenated, and of what is computed from them in pieces."""
         found: dict[int, int] = {}
         for step in self._program.steps:
             if equal_pieces(self._program, step):
@@ -172,7 +172,7 @@ class _Pass:
         return is_array and np.broadcast_shapes(*shapes) == (*shape[:-1], shape[-1] // count)
 
     def _add_pieces(self, step: Step, operands: list[tuple[int, ...]]) -> None:
-        """Add the steps of all pieces, and the one that joins their results."""
+        """Add the steps of all pieces, and the one that concatenates their results."""
         whole = self.specs[step.outputs]
         spec = Spec((*whole.shape[:-1], whole.shape[-1] // len(operands)), whole.dtype)
         pieces = tuple([self._new(spec) for _ in operands])

@@ -52,17 +52,17 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
 
 
 class ElementGroup(Group):
-    """A group of elementwise steps, and of steps that join their results: see elementwise.cl."""
+    """A group of elementwise steps, and of steps that concatenate their results: see elementwise.cl."""
 
     def __init__(self, device: Device, group: Program, kind: Kind) -> None:
         super().__init__(device, group, kind)
-        self.joined = {step.outputs: step for step in group.steps if step.op is ops.concat}
+        self.concatenated = {step.outputs: step for step in group.steps if step.op is ops.concat}
 
     def plan(self, layouts: Layouts) -> Plan | None:
         """Plan a launch, as Group does."""
         shape, size, geometry = self.kind.shape, math.prod(self.kind.shape), self.device.geometry
         strides = [broadcast_strides(own, steps, len(shape)) for own, _, steps in layouts]
-        strides += [steps_of(shape, row_major(self.group.specs[v].shape)) for v in self.joined]
+        strides += [steps_of(shape, row_major(self.group.specs[v].shape)) for v in self.concatenated]
         lengths, (*steps, out) = collapse(shape, [*strides, steps_of(shape, row_major(shape))])
         dtypes = [dtype for _, dtype, _ in layouts] + [spec.dtype for spec in self.specs]
         vector = vector_of(geometry.vector(max(dtype.itemsize for dtype in dtypes)), lengths, (*steps, out))
@@ -73,9 +73,9 @@ class ElementGroup(Group):
             return None
         arrays, text = [(unique.index(s), kind_of(s)) for s in steps], self.statements
         inputs = [text.input(v, *found) for v, found in zip(text.arrays, arrays, strict=False)]
-        outputs = [text.output(v, "i") for v in self.group.outputs if v not in self.joined]
-        for (v, step), found in zip(self.joined.items(), arrays[len(inputs) :], strict=True):
-            outputs += text.joined(v, step.inputs[1], *found, length=shape[-1])
+        outputs = [text.output(v, "i") for v in self.group.outputs if v not in self.concatenated]
+        for (v, step), found in zip(self.concatenated.items(), arrays[len(inputs) :], strict=True):
+            outputs += text.concatenated(v, step.inputs[1], *found, length=shape[-1])
         kernel = kernel_of(
             self.device, inputs, outputs, lengths, len(unique), size, group, vector,
             **text.macros([at for at, _ in arrays]), LINKS=" ".join(text.links.values()),
@@ -87,7 +87,7 @@ class ElementGroup(Group):
     def _in_place(self, lengths: tuple[int, ...], arrays: list[tuple[int, str]]) -> tuple[InPlace, ...]:
         """Return the inputs that the result may overwrite; with several results, one may be written before all is read.
         """
-        if len(lengths) > 1 or len(self.specs) > 1 or self.joined:
+        if len(lengths) > 1 or len(self.specs) > 1 or self.concatenated:
             return ()
         first, size = len(self.statements.numbers), self.specs[0].dtype.itemsize
         fits = [self.group.specs[v].dtype.itemsize == size for v in self.statements.arrays]

@@ -128,7 +128,9 @@ class Statements:
         i = self.group.outputs.index(v)
         return elements.Operand(self.group.specs[v].dtype, self.names[v], f"q{i}", (at,), "DENSE")
 
-    def joined(self, v: int, pieces: tuple[int, ...], strides: int, kind: str, length: int) -> list[elements.Operand]:
+    def concatenated(
+        self, v: int, pieces: tuple[int, ...], strides: int, kind: str, length: int
+    ) -> list[elements.Operand]:
         """Return the windows of an output into which pieces of this length are written, one beside the other."""
         whole = elements.array(self.group.specs[v].dtype, "", self.output(v, "i").pointer, "0", strides, kind)
         return [

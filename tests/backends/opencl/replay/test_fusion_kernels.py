@@ -160,9 +160,9 @@ def a_rounding_left_out(patch):
 
 
 def pieces_written_in_another_order(patch):
-    real = statements.Statements.joined
+    real = statements.Statements.concatenated
     turned = lambda self, v, pieces, *at, **of: real(self, v, pieces[::-1], *at, **of)
-    patch.setattr(statements.Statements, "joined", turned)
+    patch.setattr(statements.Statements, "concatenated", turned)
 
 
 def a_value_per_row_left_out(patch):
