@@ -70,20 +70,19 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
                 const Vector v = VECTOR_AT(i + 16 * p);
                 partial[p] = JOIN(partial[p], v);
             }
-        Half low = partial[0].lo;
+        Half parts[PARTIALS / 8];
+        EACH_VECTOR(PARTIALS / 8) parts[p] = ((const Half *)partial)[p];
         for (; i + 8 <= stop; i += 8) {
             const Half v = HALF_AT(i);
-            low = JOIN(low, v);
+            parts[0] = JOIN(parts[0], v);
         }
-        partial[0].lo = low;
         for (; i < stop; i++) {
             const A v = AT(i);
             total = JOIN(total, v);
         }
-        _Pragma("unroll") for (int step = PARTIALS / 32; step > 0; step /= 2)
-            EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]);
-        low = JOIN(partial[0].lo, partial[0].hi);
-        all = JOIN(all, low);
+        _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2)
+            EACH_VECTOR(step) parts[p] = JOIN(parts[p], parts[p + step]);
+        all = JOIN(all, parts[0]);
     }
     for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]);
 #else

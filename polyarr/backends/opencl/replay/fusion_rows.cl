@@ -69,17 +69,16 @@
             } \
             if (how != ADDED && at == chunk) START_FROM_BLOCK \
             int w = 0; \
-            Half low = partial[0].lo; \
+            Half parts[PARTIALS / 8]; \
+            EACH_VECTOR(PARTIALS / 8) parts[p] = ((const Half *)partial)[p]; \
             for (; !is_short && w + 8 <= count; w += 8) { \
                 const Half v = *(const Half *)(block + w); \
-                low = JOIN(low, v); \
+                parts[0] = JOIN(parts[0], v); \
             } \
-            partial[0].lo = low; \
             for (; w < count; w++) total = JOIN(total, block[w]); \
-            _Pragma("unroll") for (int step = PARTIALS / 32; step > 0; step /= 2) \
-                EACH_VECTOR(step) partial[p] = JOIN(partial[p], partial[p + step]); \
-            low = JOIN(partial[0].lo, partial[0].hi); \
-            all = JOIN(all, low); \
+            _Pragma("unroll") for (int step = PARTIALS / 16; step > 0; step /= 2) \
+                EACH_VECTOR(step) parts[p] = JOIN(parts[p], parts[p + step]); \
+            all = JOIN(all, parts[0]); \
         } \
         for (int j = 0; !is_short && j < 8; j++) total = JOIN(total, all[j]); \
         name = total; \
