@@ -4,9 +4,10 @@
 
 A swiglu, a rotary embedding, an RMS norm and a Huber loss per row. A call is the value and the gradients of the inputs
 for a given cotangent; the tables of the rotary embedding are constants. The results of fused and eager polyarr must
-have the same bits, or nothing is timed. polyarr runs on the OpenCL device that POLYARR_DEVICE names; PyTorch, if it is
-installed, on CUDA, or on the CPU if that device is one, eager and by torch.compile. All alternate in one process; a
-turn enqueues a call several times and waits once. Medians in milliseconds per call. Use --elements 3e7 for a GPU.
+have the same bits and be close to PyTorch's, or nothing is timed. polyarr runs on the OpenCL device that POLYARR_DEVICE
+names; PyTorch, if it is installed, on CUDA, or on the CPU if that device is one, eager and by torch.compile. All
+alternate in one process; a turn enqueues a call several times and waits once. Medians in milliseconds per call. Use
+--elements 3e7 for a GPU.
 """
 
 import argparse
@@ -23,6 +24,7 @@ try:
 except ImportError:
     torch = None
 
+CLOSE = {"float32": 1e-5, "bfloat16": 3e-2}  # largest difference from PyTorch, relative to the largest result
 BURST = 4e-3  # target seconds of a turn, long enough to hide the final wait
 
 
@@ -94,6 +96,12 @@ def ways_of(make, trained, given, dtype, where):
             y = fn(*tensors)
             return y, torch.autograd.grad(y, own, ones)
 
+        y, gradients = theirs(plain)
+        for ours, other in zip(results[0], (y, *gradients), strict=True):
+            due = other.detach().float().cpu().numpy()
+            error = np.abs(ours.astype("float32").numpy() - due).max() / np.abs(due).max()
+            if not error < CLOSE[dtype]:
+                raise SystemExit(f"PyTorch's results differ by {error:.2g} of the largest")
         found |= {"torch": lambda: theirs(plain), "torch.compile": lambda: theirs(compiled)}
     return found
 
