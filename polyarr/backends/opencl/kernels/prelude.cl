@@ -321,9 +321,15 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 
 // Run statements for each column c of a work-item's share of the row; w is the index of the partial result for it. The
 // statements are one macro argument, so they must not contain a comma outside of parentheses. The loop is unrolled, to
-// keep partial results in registers. EACH_COLUMN_WIDELY, for expensive columns, vectorizes the loop instead if it is
-// long enough.
+// keep partial results in registers; if NARROW, for 16-bit dtypes, it is vectorized. EACH_COLUMN_WIDELY, for expensive
+// columns, is always vectorized if it is long enough.
+#if !defined(NARROW) || !NARROW
 #define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
+#elif WIDE < 16  // clang vectorizes conversions of 16-bit floats in some of the unrolled loops only
+#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(8)"), STATEMENTS)
+#else
+#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(16)"), STATEMENTS)
+#endif
 #if defined(WIDE_LOOPS) && WIDE >= WIDE_LOOPS
 #define EACH_COLUMN_WIDELY(STATEMENTS) COLUMN_LOOPS(WIDELY, STATEMENTS)
 #else

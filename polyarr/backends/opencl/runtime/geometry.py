@@ -91,7 +91,7 @@ class CpuGeometry:
     def row_macros(self, rows: int, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
         """Return macros: LANES work-items share a row, ROWS rows a group, WIDE partial results per item."""
         wide = 8 if cols <= 128 else 16 if cols <= 512 else 32  # folding many costs more than a short row itself
-        return {"LANES": 1, "WIDE": wide, "ROWS": 1}
+        return {"LANES": 1, "WIDE": wide, "ROWS": 1, "NARROW": int(itemsize < 4)}
 
     def row_groups(self, sets: int, persistent: bool) -> int:
         """Return the work-groups for sets of rows; persistent ones keep a partial result each."""
