@@ -1,11 +1,12 @@
 """Fused ops of a compiled function, compared with eager ops and with a kernel written by hand.
 
-    python benchmarks/fusion.py [--backend opencl] [--rounds 25] [--size 8e6] [--json FILE] [--png FILE]
+    python benchmarks/fusion.py [--backend opencl] [--dtype float32] [--rounds 25] [--size 8e6] [--json FILE]
 
 Eager and compiled functions run the same ops and must give the same bits, or nothing is timed. The third column is an
-OpenCL C kernel for tanh(a * b + c) * d, and the backend's own Fused kernels for softmax, layer norm and rms norm, whose
-decompositions are compiled here, on about --size elements. Use 1e8 for a GPU: it splits few long rows, which are not
-fused. All alternate in one process; a turn is several calls with one wait at the end. Medians in milliseconds per call.
+OpenCL C kernel for tanh(a * b + c) * d, and the backend's own Fused kernels for softmax, log-softmax, layer norm and
+rms norm, whose decompositions are compiled here, in float32 for 16-bit dtypes, on about --size elements. Use 1e8 for a
+GPU: it splits few long rows, which are not fused. All alternate in one process; a turn is several calls with one wait
+at the end. Medians in milliseconds per call.
 """
 
 import argparse
@@ -46,7 +47,7 @@ def by_hand(handle, args):
     return lambda: kernel(handle.queue, (SIZE,), None, *memories)
 
 
-def rows(size):
+def rows(size, dtype):
     """Return, by name, eager and compiled calls, and the kernel that they are compared with."""
     args = [array(SIZE, seed=i) for i in range(4)]
     compiled, handle = pa.compile(chain), pa.get_backend().handle
@@ -54,14 +55,18 @@ def rows(size):
     yield "tanh(a*b+c)*d, 1e7", found | ({"by hand": by_hand(handle, args)} if hasattr(handle, "context") else {})
     for length in LENGTHS:
         shape = (max(1, size // length), length)
-        x, weight, bias = array(*shape), array(shape[-1], seed=1), array(shape[-1], seed=2)
-        for op, rest in ((ops.softmax, ()), (ops.layer_norm, (weight, bias)), (ops.rms_norm, (weight,))):
+        weight, bias = (pa.astype(array(length, seed=i), dtype) for i in (1, 2))
+        x, norms = pa.astype(array(*shape), dtype), ((ops.layer_norm, (weight, bias)), (ops.rms_norm, (weight,)))
+        for op, rest in ((ops.softmax, ()), (ops.log_softmax, ()), *norms):
             yield f"{op.name} {shape[0]} x {shape[1]}", of_decomposition(op, x, *rest)
 
 
 def of_decomposition(op, *args):
-    compiled = pa.compile(op.decomposition)
-    return {"eager": lambda: op.decomposition(*args), "compiled": lambda: compiled(*args), "pair": lambda: op(*args)}
+    def eager(*args):
+        return pa.astype(op.decomposition(*(pa.astype(a, pa.float32) for a in args)), args[0].dtype)
+
+    compiled = pa.compile(eager)
+    return {"eager": lambda: eager(*args), "compiled": lambda: compiled(*args), "hand-written": lambda: op(*args)}
 
 
 def measured(ways, rounds):
@@ -85,6 +90,7 @@ def measured(ways, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="opencl")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--size", type=float, default=8e6, help="elements of the rows")
     options = report.parsed(parser)
@@ -92,7 +98,7 @@ def main():
     heads = "".join(f"{head:>9}" for head in ("eager", "compiled", "third"))
     print(f"{pa.get_backend().hardware}\n{'':26}{heads}  eager/compiled  compiled/third")
     found = {}
-    for name, ways in rows(int(options.size)):
+    for name, ways in rows(int(options.size), options.dtype):
         row = found[name] = measured(ways, options.rounds)
         eager, compiled, third = (*row.values(), float("nan"))[:3]
         times, ratios = f"{eager:9.3f}{compiled:9.3f}{third:9.3f}", (eager / compiled, compiled / third)
