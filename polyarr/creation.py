@@ -409,7 +409,7 @@ def eye(
     return ops.equal(rows, arange(n_cols, device=device)).astype(float32 if dtype is None else dtype)
 
 
-def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
+def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
     """Return the coordinates of the grid that one-dimensional arrays span.
 
     Args:
@@ -417,7 +417,7 @@ def meshgrid(*arrays: Array, indexing: str = "xy") -> list[Array]:
         indexing: "xy" for a grid whose first two axes are swapped, as in plots; "ij" for the order of the arrays.
 
     Returns:
-        List with an array for each input, all of the shape of the grid.
+        Tuple with an array for each input, all of the shape of the grid.
 
     Raises:
         ValueError: There is no such indexing.

@@ -423,27 +423,28 @@ def _below(op: str, x, k: int):
     return less_equal(iota(0, 1, x, size=n, dtype="int64"), rows)
 
 
-def broadcast_arrays(*arrays: Array) -> list[Array]:
+def broadcast_arrays(*arrays: Array) -> tuple[Array, ...]:
     """Return the arrays broadcast against each other.
 
     Args:
         *arrays: Arrays of any dtypes.
 
     Returns:
-        List of arrays of one shape, each with its dtype.
+        Tuple of arrays of one shape, each with its dtype.
 
     Raises:
         ShapeError: The arrays do not broadcast.
 
     Examples:
         >>> import polyarr as pa
-        >>> [x.shape for x in pa.broadcast_arrays(pa.zeros((2, 1)), pa.zeros(3))]
-        [(2, 3), (2, 3)]
+        >>> x, y = pa.broadcast_arrays(pa.zeros((2, 1)), pa.zeros(3))
+        >>> x.shape, y.shape
+        ((2, 3), (2, 3))
     """
     for a in arrays:
         check_array("broadcast_arrays", "an input", a)
     shape = broadcast("broadcast_arrays", *map(spec_of, arrays)) if arrays else ()
-    return [broadcast_to(a, shape=shape) for a in arrays]
+    return tuple(broadcast_to(a, shape=shape) for a in arrays)
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:

@@ -89,9 +89,9 @@ def test_a_public_name_is_the_op_or_a_function_that_takes_more() -> None:
         assert [function[p].default for p in own] == [p.default for p in own.values()]
 
 
-def test_results_that_come_in_lists() -> None:
-    assert type(pa.broadcast_arrays(matrix(), pa.ones(3))) is list and pa.broadcast_arrays() == []
-    assert type(pa.meshgrid(pa.ones(2), pa.ones(3))) is list and pa.meshgrid() == []
+def test_results_that_come_in_tuples() -> None:
+    assert type(pa.broadcast_arrays(matrix(), pa.ones(3))) is tuple and pa.broadcast_arrays() == ()
+    assert type(pa.meshgrid(pa.ones(2), pa.ones(3))) is tuple and pa.meshgrid() == ()
     assert pa.unstack(pa.ones((0, 2))) == ()
 
 
