@@ -62,7 +62,7 @@ def permute_dims(x, *, axes):
 
     Args:
         x: Array of any dtype and shape.
-        axes: Tuple of ints: axis i of the result is axis axes[i] of x.
+        axes: Tuple of ints: axis i of the result is axis axes[i] of x. Negative ints count from the last axis.
 
     Returns:
         Array with the permuted axes.
@@ -204,27 +204,33 @@ def slice_update(x, value, starts, *, steps):
 
 @composed(widen=False)
 def expand_dims(x, *, axis=0):
-    """Return x with a new axis of length 1.
+    """Return x with new axes of length 1.
 
     Args:
         x: Array of any dtype and shape.
-        axis: Position of the new axis in the result.
+        axis: Int or tuple of ints: positions of the new axes in the result.
 
     Returns:
-        Array with one axis more.
+        Array with one axis more for each position.
 
     Raises:
-        AxisError: There is no such position.
+        AxisError: The result has no such position, or a position is named twice.
 
     Examples:
         >>> import polyarr as pa
         >>> pa.expand_dims(pa.zeros((2, 3)), axis=1).shape
         (2, 1, 3)
+        >>> pa.expand_dims(pa.zeros((2, 3)), axis=(0, -1)).shape
+        (1, 2, 3, 1)
 
     Gradients: x
     """
-    at = one_axis("expand_dims", x, axis, extra=1)
-    return reshape(x, shape=(*x.shape[:at], 1, *x.shape[at:]))
+    axes = wholes("expand_dims", "axis", axis)
+    new = {one_axis("expand_dims", x, a, extra=len(axes)) for a in axes}
+    if len(new) < len(axes):
+        raise AxisError(f"expand_dims: x is {spec_of(x)}; axis {axis} must name each position once")
+    lengths = iter(x.shape)
+    return reshape(x, shape=tuple(1 if i in new else next(lengths) for i in range(len(x.shape) + len(axes))))
 
 
 @composed(widen=False)

@@ -1,4 +1,4 @@
-"""The array API standard 2024.12: calls, special values, dtypes and errors with past deviations."""
+"""The array API standard 2025.12: calls, special values, dtypes and errors with past deviations."""
 
 import inspect
 from collections.abc import Callable
@@ -53,6 +53,11 @@ def vector(dtype: str = "int8") -> pa.Array:
         (lambda x: pa.eye(2, 3, k=2**63), [[0, 0, 0], [0, 0, 0]]),
         (lambda x: pa.full_like(x, 7, dtype=pa.int8, device=x.device), [[7] * 3] * 2),
         (lambda x: pa.vecdot(x, pa.ones(3), axis=-1), [6, 15]),
+        (lambda x: pa.permute_dims(x, (-1, 0)), [[1, 4], [2, 5], [3, 6]]),
+        (lambda x: pa.expand_dims(x, (-1, 0)), [[[[1], [2], [3]], [[4], [5], [6]]]]),
+        (lambda x: pa.expand_dims(x, ()), [[1, 2, 3], [4, 5, 6]]),
+        (lambda x: pa.searchsorted(x[0], 2), 1),
+        (lambda x: pa.searchsorted(x[0], 2.5, side="right"), 2),
     ],
 )
 def test_calls_of_the_standard(call: Callable, expected: Any) -> None:
@@ -195,6 +200,9 @@ def test_masks_without_elements_choose_none(shape: tuple, mask: tuple) -> None:
         (lambda x: pa.nonzero(pa.asarray(1)), ShapeError),
         (lambda x: pa.expand_dims(x, axis=3), IndexError),
         (lambda x: pa.expand_dims(x, axis=-4), IndexError),
+        (lambda x: pa.expand_dims(x, axis=(0, -5)), IndexError),
+        (lambda x: pa.expand_dims(x, axis=(3, -1)), IndexError),
+        (lambda x: pa.permute_dims(x, (0, -2)), ShapeError),
         (lambda x: pa.argmax(x, axis=(0, 1)), TypeError),
         (lambda x: pa.take(x, [0, 1]), TypeError),
         (lambda x: x + None, TypeError),

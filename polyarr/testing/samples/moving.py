@@ -134,11 +134,19 @@ def _cuts(shape: tuple) -> SearchStrategy:
     return one_axis(shape).flatmap(memoized(along))
 
 
+def _new_axes(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    """Draw two positions among the axes of a result with two more axes, one of them counted from the end."""
+    n = len(shape) + 2
+    return st.permutations(range(n)).map(lambda p: (p[0], p[1] - n))
+
+
 _moving(ops.reshape, SHAPES, _reshapes, lambda x, *, shape: x.reshape(shape))
 _moving(
     ops.permute_dims,
     SHAPES,
-    lambda s: st.permutations(range(len(s))).map(lambda p: {"axes": tuple(p)}),
+    lambda s: st.permutations(range(len(s))).flatmap(
+        lambda p: st.sampled_from(({"axes": tuple(p)}, {"axes": tuple(a - len(s) for a in p)}))
+    ),
     lambda x, *, axes: x.transpose(axes),
 )
 _moving(ops.broadcast_to, SHAPES[:-2], _stretches, lambda x, *, shape: np.broadcast_to(x, shape))
@@ -146,7 +154,7 @@ _moving(ops.slice, SHAPES, _windows, ref.window)
 _moving(
     ops.expand_dims,
     SHAPES,
-    lambda s: st.fixed_dictionaries({"axis": st.integers(-len(s) - 1, len(s))}),
+    lambda s: st.fixed_dictionaries({"axis": st.integers(-len(s) - 1, len(s)) | _new_axes(s)}),
     lambda x, *, axis: np.expand_dims(x, axis),
 )
 _moving(
