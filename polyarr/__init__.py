@@ -36,9 +36,9 @@ from polyarr.ops.standard import (
 )
 from polyarr.profiling import memory_stats, profile
 from polyarr.saving import load, save
-from polyarr.version import __version__
+from polyarr.version import ARRAY_API_VERSIONS as _VERSIONS, __version__
 
-__array_api_version__ = "2024.12"
+__array_api_version__ = _VERSIONS[-1]
 __all__ = [
     "Array", "Backend", "BackendError", "CaptureError", "CaptureWarning", "DeviceMemoryError", "DtypeError", "Fused",
     "GradientError", "MatrixError", "NestingError", "ShapeError", "Spec", "Transfers", "adaptive_mean_pool", "arange",

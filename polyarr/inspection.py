@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.array import Array, spec_of
+from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.spec import (
     DTYPES,
@@ -22,6 +23,7 @@ from polyarr.core.spec import (
     promote,
 )
 from polyarr.core.spec import bool as bool_
+from polyarr.plugins import diagnosis
 
 __all__ = ["NamespaceInfo", "__array_namespace_info__", "can_cast", "isdtype", "result_type"]
 
@@ -108,26 +110,64 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 class NamespaceInfo:
-    """Answers of the inspection API of the array API standard."""
+    """Answers of the inspection API of the array API standard.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> info = pa.__array_namespace_info__()
+        >>> info.dtypes(kind="real floating", device="numpy")
+        {'float32': dtype('float32'), 'float64': dtype('float64')}
+    """
 
     def capabilities(self) -> dict[str, Any]:
-        """Return the capabilities of the namespace."""
-        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
+        """Return the capabilities of the namespace. Arrays of more axes than NumPy's cannot be read."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
         """Return the name of the current backend."""
         return get_backend().name
 
-    def default_dtypes(self, *, device: str | None = None) -> dict[str, Any]:
-        """Return the dtypes that Python numbers become."""
+    def default_dtypes(self, *, device: str | Backend | None = None) -> dict[str, Any]:
+        """Return the dtypes that Python numbers become.
+
+        Args:
+            device: Backend or its name; None for the current backend. All backends have the same default dtypes.
+
+        Returns:
+            Dict of dtypes by kind.
+
+        Raises:
+            BackendError: There is no such backend.
+        """
+        get_backend(device)
         return {"real floating": float32, "complex floating": None, "integral": int64, "indexing": int64}
 
-    def devices(self) -> list[str]:
-        """Return the names of the started backends; set_backend takes names of others."""
-        return [get_backend().name]
+    def devices(self) -> tuple[str, ...]:
+        """Return the names of all devices that can hold arrays, that of the current backend first.
 
-    def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, Any]:
-        """Return the dtypes of the standard that a backend has, by name, of one kind if given."""
+        Starts every installed backend; backends and devices that do not work are left out.
+
+        Returns:
+            Tuple of names such as "numpy" and "opencl:0".
+        """
+        started = [row.backend.name for row in diagnosis.status(start=True) if row.backend is not None]
+        listed = [f"{row.backend}:{row.index}" for row in diagnosis.devices() if not row.problem]
+        return tuple(dict.fromkeys([get_backend().name, *started, *listed]))
+
+    def dtypes(self, *, device: str | Backend | None = None, kind: Any = None) -> dict[str, Any]:
+        """Return the dtypes of the standard that a backend has.
+
+        Args:
+            device: Backend or its name; None for the current backend.
+            kind: Kind of dtypes as in `isdtype`, or a tuple of kinds; None for all.
+
+        Returns:
+            Dict of dtypes by name.
+
+        Raises:
+            BackendError: There is no such backend.
+            ValueError: There is no such kind.
+        """
         held = get_backend(device).dtypes - {float16, bfloat16}  # the standard does not have these
         return {d.name: d for d in DTYPES if d in held and (kind is None or isdtype(d, kind))}
 

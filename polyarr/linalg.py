@@ -1,4 +1,4 @@
-"""Linear algebra: the extension `linalg` of the array API standard 2024.12.
+"""Linear algebra: the extension `linalg` of the array API standard 2025.12.
 
 Functions that need a decomposition run on backends that offer the group linalg (`polyarr ops` lists them); the others
 run on every backend. polyarr.linalg.qr is a function of this file that calls the op polyarr.ops.qr; the others are

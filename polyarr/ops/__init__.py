@@ -12,7 +12,7 @@ from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.names import answer_attribute, renamed
 from polyarr.core.op import Op
-from polyarr.core.spec import Spec, described
+from polyarr.core.spec import Spec, described, shown
 from polyarr.ops import catalogue, inner
 from polyarr.ops.catalogue import *
 from polyarr.ops.create import empty_like, full_like, ones_like, zeros_like
@@ -20,6 +20,7 @@ from polyarr.ops.getitem import get_item, nonzero, set_item
 from polyarr.ops.inner import *
 from polyarr.ops.linalg import einsum
 from polyarr.ops.shape import broadcast_arrays, broadcast_shapes, one_axis
+from polyarr.version import ARRAY_API_VERSIONS
 
 __all__ = [
     "broadcast_arrays", "broadcast_shapes", "einsum", "empty_like", "full_like", "get_item", "nonzero", "ones_like",
@@ -226,8 +227,9 @@ def _round(x: Array, digits: int | None = None) -> Any:
 
 
 def _namespace(x: Array, api_version: str | None = None) -> Any:
-    if api_version not in (None, "2022.12", "2023.12", "2024.12"):
-        raise ValueError(f"__array_namespace__: api_version is {api_version!r}; polyarr follows 2024.12")
+    if api_version is not None and api_version not in ARRAY_API_VERSIONS:
+        known = ", ".join(ARRAY_API_VERSIONS)
+        raise ValueError(f"__array_namespace__: api_version is {shown(api_version)}; it must be one of {known}")
     return sys.modules["polyarr"]
 
 

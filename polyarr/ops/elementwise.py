@@ -362,7 +362,7 @@ def clip(x, min=None, max=None):
 
     Gradients: x (1 within the closed interval, 0 outside), min and max (where they replace x)
 
-    Source: array API standard 2024.12
+    Source: array API standard 2025.12
     """
     check_kind("clip", "x", spec_of(x), "real")
     x = x if min is None else maximum(x, min)

@@ -83,7 +83,7 @@ def matmul(x, y, *, precision=None):
 
     Gradients: x, y
 
-    Source: array API standard 2024.12
+    Source: array API standard 2025.12
     """
     if not x.shape or not y.shape or x.shape[-1] != y.shape[-2 if len(y.shape) > 1 else 0]:
         raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[-2]")

@@ -293,10 +293,12 @@ def test_transfers_are_counted(backend: Backend) -> None:
 
 def test_namespace(on_numpy: Backend) -> None:
     x = pa.ones(2)
-    assert x.__array_namespace__() is pa and x.__array_namespace__(api_version="2024.12") is pa
-    with pytest.raises(ValueError, match=r"api_version is '1999.1'"):
-        x.__array_namespace__(api_version="1999.1")
-    assert pa.__array_api_version__ == "2024.12"
+    assert pa.__array_api_version__ == "2025.12"
+    for version in (None, "2021.12", "2024.12", pa.__array_api_version__):
+        assert x.__array_namespace__(api_version=version) is pa
+    for version in ("1999.1", 2025.12):
+        with pytest.raises(ValueError, match=rf"api_version is '?{version}'?; it must be one of 2021.12, .*, 2025.12"):
+            x.__array_namespace__(api_version=version)
 
 
 def test_namespace_info(backend: Backend) -> None:
@@ -305,7 +307,32 @@ def test_namespace_info(backend: Backend) -> None:
     assert info.default_dtypes()["real floating"] == pa.float32
     assert set(info.dtypes(kind="signed integer")) == {"int8", "int16", "int32", "int64"}
     assert "float32" in info.dtypes(kind=("real floating", "bool")) and "bool" in info.dtypes()
-    assert info.capabilities()["boolean indexing"] is True
+    assert info.capabilities() == {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+
+
+def test_every_device_that_is_named_holds_arrays(backend: Backend) -> None:
+    info = pa.__array_namespace_info__()
+    names = info.devices()
+    assert type(names) is tuple and names[0] == backend.name and len({*names}) == len(names)
+    assert "numpy" in names
+    for name in names:
+        x = pa.asarray([1, 2], device=name)
+        assert x.device == name and x.to_device(backend.name).device == backend.name
+        assert info.default_dtypes(device=name)["integral"] in info.dtypes(device=name).values()
+
+
+def test_devices_and_kinds_that_do_not_exist() -> None:
+    info = pa.__array_namespace_info__()
+    for ask in (info.dtypes, info.default_dtypes):
+        with pytest.raises(pa.BackendError, match="no backend called 'cuda'"):
+            ask(device="cuda")
+    with pytest.raises(ValueError, match="kind is 'nonsense'"):
+        info.dtypes(kind=("bool", "nonsense"))
+
+
+def test_arrays_have_up_to_as_many_axes_as_is_said(backend: Backend) -> None:
+    x = pa.zeros((1,) * pa.__array_namespace_info__().capabilities()["max dimensions"])
+    assert (x + 1).numpy().ndim == x.ndim
 
 
 def test_isdtype_finfo_iinfo() -> None:
