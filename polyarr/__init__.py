@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyarr import distributed, linalg, nn, ops, optim, plugins, random, tree
+from polyarr import distributed, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.capture.compile import CaptureWarning, compile
 from polyarr.capture.fused_function import fused

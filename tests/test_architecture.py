@@ -43,6 +43,7 @@ LAYERS = {
     "polyarr.random": 4,
     "polyarr.inspection": 4,
     "polyarr.backends": 4,
+    "polyarr.interop": 5,
     "polyarr.capture": 5,
     "polyarr.profiling": 5,
     "polyarr.nn": 5,
