@@ -4,10 +4,14 @@ PYTHON := $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INTEL := .venv-intel
 BESIDE := .venv-transformers
+INTEROP := .venv-interop
 SKIPS := build/skips
 JOBS ?= 2
+EXAMPLES ?= 200
+VERSIONS ?= 2024.12 2025.12
 
-.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers sanitize bench clean
+.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers array-api sanitize \
+	bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -107,6 +111,17 @@ $(BESIDE)/ready: pyproject.toml
 	$(BESIDE)/bin/pip install --quiet --disable-pip-version-check --editable '.[opencl,train,testing,transformers]' pytest-xdist
 	touch $@
 
+# The array API standard's test suite on both backends. SUITE is a checkout of github.com/data-apis/array-api-tests with
+# its submodule. What is expected to fail is in tests/array_api/expected.toml.
+array-api: $(INTEROP)/ready
+	$(INTEROP)/bin/python tests/array_api/run.py $(SUITE) --examples $(EXAMPLES) --versions $(VERSIONS) -n $(JOBS)
+
+# Libraries that work with arrays of any library, which are an environment of their own.
+$(INTEROP)/ready: pyproject.toml
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/pip install --quiet --disable-pip-version-check --editable '.[opencl,testing,interop]' pytest-xdist
+	touch $@
+
 # Every OpenCL kernel under Oclgrind, which must be installed.
 sanitize: venv
 	$(BIN)/python tests/sanitize/run.py
@@ -116,5 +131,5 @@ bench: venv
 	$(BIN)/python benchmarks/matmul.py
 
 clean:
-	rm -rf .venv $(INTEL) $(BESIDE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv $(INTEL) $(BESIDE) $(INTEROP) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
