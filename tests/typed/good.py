@@ -51,6 +51,7 @@ def ops(x: Array, weight: Array, indices: Array) -> Array:
     normal = pa.layer_norm(x, eps=1e-6) + pa.layer_norm(x, weight) + pa.softmax(x, axis=-1) + pa.linear(x, weight)
     made = pa.zeros((2, 3), dtype="int32") + pa.ones_like(x) + pa.asarray([1, 2]).astype("float32") + pa.arange(3)
     summed = pa.einsum("ij,jk->ik", x, weight) + pa.reshape(x, (2, -1)) + pa.permute_dims(x, (1, 0)) + pa.squeeze(x, 0)
+    summed = pa.expand_dims(pa.expand_dims(summed, 1), (0, -1)) + summed
     return values + places + joined + clipped + normal + made + summed + x.reshape(-1)
 
 

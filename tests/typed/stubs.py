@@ -30,6 +30,7 @@ INPUTS = {  # that are not one array
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
     "precision": "str",
     "axis": INTS, "argmax.axis": "int", "argmin.axis": "int", "cumulative_sum.axis": "int", "repeat.axis": "int",
+    "expand_dims.axis": "int | Sequence[int]",
     "axes": "Sequence[int]", "tensordot.axes": "int | Sequence[Sequence[int]]", "constant_values": "float",
     "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
     "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "steps": "Sequence[int]",
@@ -159,9 +160,11 @@ def _takes_numbers(op: Op, name: str) -> bool:
 
 
 def _parameter(op: Op, a: inspect.Parameter) -> str:
+    if kind := PARAMETERS.get(f"{op.name}.{a.name}"):
+        return kind
     if a.name == "axis" and type(a.default) is int:
         return "int"
-    if kind := PARAMETERS.get(f"{op.name}.{a.name}") or PARAMETERS.get(a.name):
+    if kind := PARAMETERS.get(a.name):
         return kind
     if type(a.default) in (bool, int, float, str):
         return type(a.default).__name__
