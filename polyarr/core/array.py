@@ -46,7 +46,6 @@ class Array(Methods):
     """
 
     __slots__ = ("__weakref__", "backend", "buf", "node", "spec")
-    __array_ufunc__ = None  # makes NumPy defer `ndarray + Array` to Array
     __dlpack__, __dlpack_device__ = dlpack.exported, dlpack.device_of
 
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyarr.core.array import NUMBERS, Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.names import answer_attribute, renamed
+from polyarr.core.names import HINTS, answer_attribute, renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described, shown
 from polyarr.ops import catalogue, inner
@@ -91,6 +91,9 @@ def _named(op: Op) -> Callable:
     """Return the op as a method: x.sum(axis=0) for sum(x, axis=0)."""
 
     def method(self: Array, *args: Any, **params: Any) -> Any:
+        if "out" in params:  # numpy.sum(x) calls x.sum with all arguments that ndarray.sum has
+            unused = {"out": None, "dtype": None, "ddof": 0}
+            params = {n: v for n, v in params.items() if n in op.defaults or n not in unused or v != unused[n]}
         return op(self, *args, **params)
 
     method.__doc__ = op.__doc__
@@ -177,6 +180,24 @@ def _array(x: Array, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     return x.numpy() if dtype is None else x.numpy().astype(dtype)
 
 
+def _ufunc(x: Array, ufunc: np.ufunc, method: str, *inputs: Any, **params: Any) -> Any:
+    """Run the op of the same meaning as a ufunc of NumPy: of numpy.exp(x), and of number * x for a number of NumPy."""
+    if not isinstance(ufunc, np.ufunc):
+        raise TypeError(f"Array.__array_ufunc__: ufunc is {described(ufunc)}; it must be a ufunc of NumPy")
+    name = ufunc.__name__
+    code = HINTS["polyarr"].get(name, f"pa.{name}")
+    op = getattr(catalogue, code.removeprefix("pa."), None)
+    if op is not None and method == "__call__" and not params:
+        # NumPy makes arrays without axes of its scalars in comparisons.
+        return op(*(a[()] if type(a) is np.ndarray and not a.ndim else a for a in inputs))
+    called = f"numpy.{name}" if getattr(np, name, None) is ufunc else name  # other libraries have ufuncs, too
+    ours = f" {code}, or" if op is not None or name in HINTS["polyarr"] else ""
+    if method != "__call__":
+        called, ours = f"{called}.{method}", ""
+    given = f" with {', '.join(params)}" if params else ""
+    raise TypeError(f"{called}: got a polyarr array{given}; write{ours} {called}(x.numpy())")
+
+
 def _transpose(x: Array) -> Array:
     if x.ndim != 2:
         raise ShapeError(f"T: x is {x.spec}; it must have two axes, use .mT or permute_dims")
@@ -257,6 +278,7 @@ METHODS = {
     "__iter__": _iterate,
     "__repr__": _repr,
     "__array__": _array,
+    "__array_ufunc__": _ufunc,
     "__array_namespace__": _namespace,
     "__copy__": Array.snapshot,  # the buffer never changes, so a copy is another handle on it
     "__deepcopy__": lambda self, memo: self.snapshot(),
