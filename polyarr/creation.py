@@ -47,7 +47,8 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
         obj: Number, nested sequence, NumPy array, buffer, or object that supports DLPack.
         dtype: Dtype of the result; None for that of the values.
         device: Backend of the result, or its name; None for the current backend, or that of obj.
-        copy: True to copy an Array, False to fail if a copy is needed, None to copy only if needed.
+        copy: True to copy an Array, False to fail if a copy is needed, None to copy only if needed. With False the
+            memory of a buffer or of another library's array is shared; then it must not be written to any more.
 
     Returns:
         Array of the shape of obj.
@@ -71,10 +72,26 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
             raise ValueError(f"asarray: got {obj.spec} on {obj.device!r}; with copy=False neither may change")
         return x.snapshot() if copy and x is obj else x
     if copy is False:
-        raise ValueError(f"asarray: got {type(obj).__name__}; a polyarr array owns its memory, so leave copy=False out")
+        return _shared(obj, dtype, get_backend(device))
     if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
         obj = _taken_over("asarray", obj)
     return from_numpy(_host(obj, dtype), get_backend(device))
+
+
+def _shared(obj: Any, dtype: Any, backend: Backend) -> Array:
+    """Return an array that shares the memory of a buffer or of another library's array; ValueError if it cannot."""
+    try:
+        if not hasattr(obj, "__dlpack__"):
+            if not _is_typed(obj):
+                raise BufferError("it has no memory to share")
+            obj = np.asarray(obj, copy=False)
+        found = _adopted("asarray", obj, backend, False)
+        if dtype is not None and as_dtype(dtype) != found.dtype:
+            raise BufferError(f"its dtype is {found.dtype.name}, not {as_dtype(dtype).name}")
+    except (BufferError, ValueError) as error:
+        told = str(error).removeprefix(f"asarray: x is {described(obj)}; ")
+        raise ValueError(f"asarray: got {described(obj)}, which needs a copy ({told}); leave copy=False out") from None
+    return found
 
 
 def _taken_over(op: str, x: Any) -> np.ndarray:
@@ -176,12 +193,12 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
             return asarray(x, device=device, copy=copy)
         if copy is not False and is_on_host(x):
             return asarray(x if isinstance(x, np.ndarray) else _taken_over("from_dlpack", x), device=device)
-        return _adopted(x, get_backend(device), copy)
+        return _adopted("from_dlpack", x, get_backend(device), copy)
     except ValueError as error:
         raise BufferError(f"from_dlpack: {error}") from None
 
 
-def _adopted(x: Any, backend: Backend, copy: bool | None) -> Array:
+def _adopted(op: str, x: Any, backend: Backend, copy: bool | None) -> Array:
     """Return x taken over by the backend without the host, or else, if a copy is allowed, copied through the host."""
     seen = Seen(x, copy or None)
     try:
@@ -190,12 +207,12 @@ def _adopted(x: Any, backend: Backend, copy: bool | None) -> Array:
         buf = backend.dlpack.adopt(seen)
     except BufferError as error:
         if copy is False:
-            raise BufferError(f"from_dlpack: x is {described(x)}; {error}") from None
-        return asarray(_taken_over("from_dlpack", x), device=backend)
+            raise BufferError(f"{op}: x is {described(x)}; {error}") from None
+        return asarray(_taken_over(op, x), device=backend)
     if seen.spec.dtype not in backend.dtypes:
-        raise DtypeError(unheld("from_dlpack", seen.spec.dtype, backend))
+        raise DtypeError(unheld(op, seen.spec.dtype, backend))
     if copy is False and seen.spec.size and address_of(backend.dlpack.export(buf)) != seen.address:
-        raise BufferError(f"from_dlpack: x is {seen.spec}; backend {backend.name!r} cannot take it without a copy")
+        raise BufferError(f"{op}: x is {seen.spec}; backend {backend.name!r} cannot take it without a copy")
     return Array(backend, buf, seen.spec)
 
 

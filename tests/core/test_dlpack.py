@@ -79,6 +79,24 @@ def test_what_comes_from_the_host_is_copied_unless_that_is_refused(on_numpy: Bac
     assert pa.from_dlpack(Library(np.ones((0, 3))), copy=False).shape == (0, 3)
 
 
+def test_asarray_shares_memory_if_copies_are_refused(on_numpy: Backend) -> None:
+    host = np.arange(4.0, dtype=np.float32)
+    for given in (host, memoryview(host), Library(host)):
+        assert np.shares_memory(pa.asarray(given, copy=False).buf, host)
+        assert not np.shares_memory(pa.asarray(given, copy=True).buf, host)
+    assert np.shares_memory(pa.asarray(host, dtype=pa.float32, copy=False).buf, host)
+    needs = "which needs a copy .*; leave copy=False out"
+    for call, why in (
+        (lambda: pa.asarray([1, 2], copy=False), "got a list, .*it has no memory to share"),
+        (lambda: pa.asarray(3, copy=False), "got a int, .*it has no memory to share"),
+        (lambda: pa.asarray(host, dtype="int32", copy=False), r"its dtype is float32, not int32"),
+        (lambda: pa.asarray(Library(host, (2, 0)), copy=False), r"it does not lie on the host"),
+    ):
+        for message in (why, needs):
+            with pytest.raises(ValueError, match=rf"^asarray: .*{message}"):
+                call()
+
+
 def test_shared_memory_lives_as_long_as_anybody_holds_it(on_numpy: Backend) -> None:
     class Owned(np.ndarray): ...
 
@@ -103,6 +121,8 @@ def test_what_cannot_be_shared_is_refused(backend: Backend) -> None:
             x.__dlpack__(copy=False)
         with pytest.raises(BufferError, match=r"from_dlpack: x is a numpy.ndarray; backend .* shares no memory"):
             pa.from_dlpack(np.ones(3), copy=False)
+        with pytest.raises(ValueError, match=r"^asarray: got a numpy.ndarray, which needs a copy \(backend"):
+            pa.asarray(np.ones(3), copy=False)
     with pytest.raises(BufferError, match=r"from_dlpack: x is .*Library; .*it lies on device \(2, 7\), .* it stays"):
         pa.from_dlpack(Library(np.ones(3), (2, 7)))
     with pytest.raises(pa.DtypeError, match="complex64"):
