@@ -10,7 +10,7 @@ JOBS ?= 2
 EXAMPLES ?= 200
 VERSIONS ?= 2024.12 2025.12
 
-.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers array-api sanitize \
+.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers array-api interop sanitize \
 	bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
@@ -115,6 +115,10 @@ $(BESIDE)/ready: pyproject.toml
 # its submodule. What is expected to fail is in tests/array_api/expected.toml.
 array-api: $(INTEROP)/ready
 	$(INTEROP)/bin/python tests/array_api/run.py $(SUITE) --examples $(EXAMPLES) --versions $(VERSIONS) -n $(JOBS)
+
+# Other libraries called with arrays of both backends; writes the table of docs/interop.md.
+interop: $(INTEROP)/ready
+	$(INTEROP)/bin/python tests/interop/run.py
 
 # Libraries that work with arrays of any library, which are an environment of their own.
 $(INTEROP)/ready: pyproject.toml

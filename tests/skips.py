@@ -44,6 +44,8 @@ PARTS = (
          "make test-transformers, which makes an environment of its own; `make test` then runs them"),
     Part("the test suite of the array API standard", "array-api", lambda: False,
          "make array-api SUITE=FOLDER, with a checkout of github.com/data-apis/array-api-tests"),
+    Part("SciPy, scikit-learn, einops and others with arrays of polyarr", "interop", lambda: False,
+         "make interop, which makes an environment of its own"),
     Part("the conformance kit on Intel's OpenCL", "test-intel", lambda: False,
          "make test-intel, which makes an environment of its own"),
     Part("the conformance kit on rusticl, Mesa's OpenCL", "test-mesa", lambda: False,

@@ -93,6 +93,10 @@ def test_write_text(folder):
     assert small in ("length\n", "stop\n")
 
 
+def test_interop(folder):
+    assert follow(ROOT / "docs" / "interop.md", folder) == ["Array(0.5, float32, 'numpy')\n"]
+
+
 LIFE, KERNEL = (ROOT / "docs" / name for name in ("life-of-an-op.md", "write-a-kernel.md"))
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
