@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 from polyarr import distributed, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
+from polyarr.batching import hessian, jacfwd, jacrev, linearize, vmap
 from polyarr.capture.compile import CaptureWarning, compile
 from polyarr.capture.fused_function import fused
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
 from polyarr.core.current import get_backend, set_backend, synchronize, use_backend
 from polyarr.core.errors import (
-    BackendError, CaptureError, DeviceMemoryError, DtypeError, GradientError, MatrixError, NestingError, ShapeError,
+    BackendError, BatchingError, CaptureError, DeviceMemoryError, DtypeError, GradientError, MatrixError, NestingError, ShapeError,
 )
 from polyarr.core.names import answering as _answering
 from polyarr.core.number import evaluate

@@ -20,7 +20,7 @@ from polyarr.autograd.arguments import (
     without_floats,
 )
 from polyarr.core.array import Array
-from polyarr.core.current import renewed, traced
+from polyarr.core.current import current_level, renewed, traced
 from polyarr.core.errors import GradientError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import FusedPull, check_gradient
@@ -217,7 +217,8 @@ def stop_gradient(x: Any) -> Any:
         >>> pa.grad(lambda x: x * pa.stop_gradient(x))(pa.asarray(3.0))
         Array(3., float32, 'numpy')
     """
-    return tree.map(_untracked, x)
+    level = current_level()
+    return tree.map(_untracked if level is None else lambda leaf: level.stopped(leaf) if type(leaf) is Array else leaf, x)
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
@@ -249,6 +250,12 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _recorded_here((args, kwargs)):
             return fn(*args, **kwargs)
+        if (level := current_level()) is not None:
+            outer, inner = level.transforms
+            if not inner:  # the gradient is that of a transform outside of vmap, and so is the checkpoint
+                return level.outward(checkpoint, fn, args, kwargs)
+            if outer:  # pausing the tape of one would pause that of the other
+                return fn(*args, **kwargs)
         settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
             value = _called(fn, tree.map(_untracked, args))
@@ -360,6 +367,8 @@ def custom_vjp(
             return fn(*args)  # type: ignore[call-arg]
         if forward is None or backward is None:
             raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
+        if (level := current_level()) is not None and not any(map(_is_tracked, tree.leaves(args))):
+            return level.custom_vjp(custom_vjp, fn, forward, backward, args)
         return _recorded(fn, forward, backward, args)
 
     wrapped: Any = own
@@ -550,11 +559,17 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
         like = next(part for part in g if part is not None)
         g = [_zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
     if isinstance(node.pull, FusedPull):
-        grads = None if is_recording() else node.pull(node, g)
+        grads = None if is_recording() or _is_outside(node.pull) else node.pull(node, g)
         if grads is None or any(part is None for part in grads):
             grads = _pull_decomposition(node.pull, g)
         return grads
     return node.pull(node, g)
+
+
+def _is_outside(pull: FusedPull) -> bool:
+    """Return whether a Fused kernel ran outside of the vmap that pulls here, whose cotangents it cannot take."""
+    level = current_level()
+    return level is not None and type(pull) is FusedPull and not level.owns(pull.backend)
 
 
 def _zeros_of(spec: Spec | None, like: Array) -> Array | None:

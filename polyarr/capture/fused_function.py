@@ -16,7 +16,7 @@ from polyarr.capture.compile import Compiled, Signature
 from polyarr.capture.derivative import Derivative, RunnableProgram, derivative, impure, replayed
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
-from polyarr.core.current import CaptureContext, capturing
+from polyarr.core.current import CaptureContext, capturing, current_level
 from polyarr.core.number import Number
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.spec import Spec, shown
@@ -56,7 +56,7 @@ class FusedFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return fn(*args, **kwargs); within a gradient transform, with a gradient that is captured too."""
-        if records() and not self._compiled.is_plain:
+        if records() and not self._compiled.is_plain and current_level() is None:
             inputs, key = list[Any](), list[Any]()
             flatten((args, kwargs), inputs, key)
             if any(map(_is_tracked, inputs)):
@@ -187,7 +187,7 @@ def _pull(
     """Return the pull of a call, which holds nothing but what is kept, and `again` for higher derivatives."""
 
     def pull(g: list[Any]) -> list[Any]:
-        if again is not None and records():
+        if again is not None and (records() or current_level() is not None):
             return again(g)
         found = zip(gradients(g), due, strict=True)
         return [None if buf is None else Array(backend, buf, spec) for buf, spec in found]

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyarr.core import dlpack
 from polyarr.core.backend import Backend, count_download, count_upload
-from polyarr.core.current import get_backend, traced
+from polyarr.core.current import current_level, get_backend, traced
 from polyarr.core.errors import DtypeError
 from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
@@ -135,6 +135,8 @@ class Array(Methods):
         if (read := reads.get()) is not None:
             read.rebinds(self)
         other = traced(other)
+        if (level := current_level()) is not None:
+            other = level.rebound(self, other)
         self.backend, self.buf, self.spec, self.node = other.backend, other.buf, other.spec, other.node
 
     def __reduce__(self) -> tuple:

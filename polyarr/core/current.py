@@ -29,6 +29,7 @@ class CaptureContext(NamedTuple):
         copy: Array -> a new value of the program with the same contents, so that recomputation from it is not merged
             with the first computation.
         constant: (buffer, Spec) -> its tracer, for an array that is the same at every run.
+        level: The innermost vmap whose function runs here, a polyarr.batching.level.Level; None in a capture.
     """
 
     target: Backend
@@ -37,6 +38,7 @@ class CaptureContext(NamedTuple):
     lift: Callable[[Any], Any]
     copy: Callable[[Any], Any]
     constant: Callable[[Any, Any], Any]
+    level: Any = None
 
 
 capturing: ContextVar[CaptureContext | None] = ContextVar("polyarr_capturing", default=None)
@@ -49,6 +51,12 @@ def traced(a: Any) -> Any:
     """
     capture = capturing.get()
     return a if capture is None else capture.tracer_of(a)
+
+
+def current_level() -> Any:
+    """Return the innermost vmap whose function runs in this context, a Level; None outside of vmap."""
+    capture = capturing.get()
+    return None if capture is None else capture.level
 
 
 def renewed(leaf: Any) -> Any:

@@ -35,3 +35,7 @@ class GradientError(TypeError):
 
 class CaptureError(RuntimeError):
     """Operation that a compiled function may not perform while it is captured."""
+
+
+class BatchingError(TypeError):
+    """Operation that a function may not perform under vmap, or axes that do not fit its arguments or results."""

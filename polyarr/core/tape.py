@@ -51,6 +51,11 @@ class Result(Node):
         self.index = index
 
 
+def depth() -> int:
+    """Return the number of gradient transforms that run in this context."""
+    return _depth.get() or 0
+
+
 def is_recording() -> bool:
     """Return whether a gradient transform is running in this context."""
     return bool(_depth.get())

@@ -20,6 +20,9 @@ ARRAYS = {
 }
 
 
+ELEMENTWISE: list[Op] = []  # ops declared below, in order; a batching rule serves all of them
+
+
 def elementwise(
     kind: str, result: np.dtype | None = None, primitive: bool = True, widen: bool = True
 ) -> Callable[[Callable], Op]:
@@ -48,13 +51,18 @@ def elementwise(
 
         face.__doc__ = _documented(face.__doc__ or "", names, kind, result)
         if primitive:
-            return Op(face, rule=rule, promoted=" ".join(names), widen=widen)
+            return _listed(Op(face, rule=rule, promoted=" ".join(names), widen=widen))
         decomposition.__name__, decomposition.__doc__ = face.__name__, face.__doc__
         decomposition.__module__ = face.__module__
         decomposition.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
-        return Op(decomposition, decomposition=decomposition, promoted=" ".join(names), widen=widen)
+        return _listed(Op(decomposition, decomposition=decomposition, promoted=" ".join(names), widen=widen))
 
     return decorate
+
+
+def _listed(op: Op) -> Op:
+    ELEMENTWISE.append(op)
+    return op
 
 
 def _documented(doc: str, names: tuple[str, ...], kind: str, result: np.dtype | None) -> str:
