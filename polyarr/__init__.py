@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING
 
 from polyarr import distributed, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
-from polyarr.batching import hessian, jacfwd, jacrev, linearize, vmap
+from polyarr.batching import hessian, jacfwd, jacrev, linearize, scan, vmap, while_loop
 from polyarr.capture.compile import CaptureWarning, compile
 from polyarr.capture.fused_function import fused
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Transfers, transfers
 from polyarr.core.current import get_backend, set_backend, synchronize, use_backend
 from polyarr.core.errors import (
-    BackendError, BatchingError, CaptureError, DeviceMemoryError, DtypeError, GradientError, MatrixError, NestingError, ShapeError,
+    BackendError, BatchingError, CaptureError, DeviceMemoryError, DtypeError, GradientError, MatrixError, NestingError,
+    ShapeError,
 )
 from polyarr.core.names import answering as _answering
 from polyarr.core.number import evaluate
@@ -41,18 +42,19 @@ from polyarr.version import ARRAY_API_VERSIONS as _VERSIONS, __version__
 
 __array_api_version__ = _VERSIONS[-1]
 __all__ = [
-    "Array", "Backend", "BackendError", "CaptureError", "CaptureWarning", "DeviceMemoryError", "DtypeError", "Fused",
-    "GradientError", "MatrixError", "NestingError", "ShapeError", "Spec", "Transfers", "adaptive_mean_pool", "arange",
-    "asarray", "astype", "bfloat16", "bool", "broadcast_arrays", "broadcast_shapes", "can_cast", "checkpoint",
-    "compile", "concat", "conv", "conv_transpose", "count_nonzero", "cumulative_prod", "cumulative_sum", "custom_vjp",
-    "diff", "distributed", "e", "einsum", "empty", "empty_like", "evaluate", "eye", "finfo", "float16", "float32",
-    "float64", "from_dlpack", "full", "full_like", "fused", "get_backend", "get_matmul_precision", "grad", "iinfo",
-    "inf", "int8", "int16", "int32", "int64", "interpolate", "isdtype", "isin", "jvp", "linalg", "linspace", "load",
-    "max_pool", "mean_pool", "memory_stats", "meshgrid", "nan", "newaxis", "nn", "nonzero", "ones", "ones_like", "ops",
-    "optim", "pi", "plugins", "profile", "random", "repeat", "reshape", "result_type", "save", "searchsorted",
-    "set_backend", "set_matmul_precision", "stop_gradient", "synchronize", "transfers", "tree", "uint8", "uint16",
-    "uint32", "uint64", "unique_all", "unique_counts", "unique_inverse", "unique_values", "use_backend",
-    "use_matmul_precision", "value_and_grad", "vjp", "where", "zeros", "zeros_like",
+    "Array", "Backend", "BackendError", "BatchingError", "CaptureError", "CaptureWarning", "DeviceMemoryError",
+    "DtypeError", "Fused", "GradientError", "MatrixError", "NestingError", "ShapeError", "Spec", "Transfers",
+    "adaptive_mean_pool", "arange", "asarray", "astype", "bfloat16", "bool", "broadcast_arrays", "broadcast_shapes",
+    "can_cast", "checkpoint", "compile", "concat", "conv", "conv_transpose", "count_nonzero", "cumulative_prod",
+    "cumulative_sum", "custom_vjp", "diff", "distributed", "e", "einsum", "empty", "empty_like", "evaluate", "eye",
+    "finfo", "float16", "float32", "float64", "from_dlpack", "full", "full_like", "fused", "get_backend",
+    "get_matmul_precision", "grad", "hessian", "iinfo", "inf", "int16", "int32", "int64", "int8", "interpolate",
+    "isdtype", "isin", "jacfwd", "jacrev", "jvp", "linalg", "linearize", "linspace", "load", "max_pool", "mean_pool",
+    "memory_stats", "meshgrid", "nan", "newaxis", "nn", "nonzero", "ones", "ones_like", "ops", "optim", "pi", "plugins",
+    "profile", "random", "repeat", "reshape", "result_type", "save", "scan", "searchsorted", "set_backend",
+    "set_matmul_precision", "stop_gradient", "synchronize", "transfers", "tree", "uint16", "uint32", "uint64", "uint8",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values", "use_backend", "use_matmul_precision",
+    "value_and_grad", "vjp", "vmap", "where", "while_loop", "zeros", "zeros_like",
 ]
 __all__ += _catalogue.__all__
 

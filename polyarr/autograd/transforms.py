@@ -217,8 +217,9 @@ def stop_gradient(x: Any) -> Any:
         >>> pa.grad(lambda x: x * pa.stop_gradient(x))(pa.asarray(3.0))
         Array(3., float32, 'numpy')
     """
-    level = current_level()
-    return tree.map(_untracked if level is None else lambda leaf: level.stopped(leaf) if type(leaf) is Array else leaf, x)
+    if (level := current_level()) is None:
+        return tree.map(_untracked, x)
+    return tree.map(lambda leaf: level.stopped(leaf) if type(leaf) is Array else leaf, x)
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:

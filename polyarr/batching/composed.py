@@ -29,6 +29,8 @@ def attention(call: Call, q: Any, k: Any, v: Any, mask: Any, *dropout: Any, drop
     if dropout_rate:
         return NotImplemented
     ndim = len(call.out.shape)
+    if not any(map(is_mapped, (q, k, v))):  # the axes of a mask do not add to those of the scores
+        q = Batched(spread(q, call.size), True)
     return ops.attention(*[aligned(a, ndim) for a in (q, k, v, mask)], **params)
 
 

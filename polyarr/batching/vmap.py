@@ -9,6 +9,7 @@ from polyarr.batching.composed import COMPOSED
 from polyarr.batching.level import Batched, Level, spread
 from polyarr.batching.rules import all_rules
 from polyarr.core.array import Array, spec_of
+from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, traced
 from polyarr.core.errors import BatchingError
 from polyarr.core.number import NUMBERS
@@ -74,16 +75,8 @@ def vmap(
         names = [*(f"argument {i}" for i in range(len(args))), *kwargs]
         found = [_leaf_axes("in_axes", name, a, axis) for name, a, axis in zip(names, given, axes, strict=True)]
         size = _size(names, given, found, axis_size)
-        leaves = [leaf for a in given for leaf in tree.leaves(a)]
-        is_mapped = [axis is not None for each in found for axis in each]
-        first = next((traced(a).backend for a, m in zip(leaves, is_mapped, strict=True) if m and type(a) is Array), None)
-        level = Level(size, randomness, RULES, first or get_backend())
-        inputs = [
-            tree.unflatten(a, [_input(level, leaf, axis) for leaf, axis in zip(tree.leaves(a), each, strict=True)])
-            if any(axis is not None for axis in each)
-            else a
-            for a, each in zip(given, found, strict=True)
-        ]
+        level = Level(size, randomness, RULES, _backend(given, found))
+        inputs = [_input(level, a, each) for a, each in zip(given, found, strict=True)]
         with level.active():
             value = fn(*inputs[: len(args)], **dict(zip(kwargs, inputs[len(args) :], strict=True)))
             outputs = [_lifted(level, leaf) for leaf in tree.leaves(value)]
@@ -149,7 +142,23 @@ def _takes_axis(leaf: Any) -> bool:
 # ---- inputs and outputs ------------------------------------------------------------------------------------------
 
 
-def _input(level: Level, leaf: Any, axis: int | None) -> Any:
+def _backend(given: list[Any], axes: list[list[int | None]]) -> Backend:
+    """Return the backend of the first mapped array, or the current one."""
+    leaves = [leaf for a in given for leaf in tree.leaves(a)]
+    places = [axis for each in axes for axis in each]
+    found = (leaf for leaf, axis in zip(leaves, places, strict=True) if axis is not None and type(leaf) is Array)
+    first = next(found, None)
+    return get_backend() if first is None else traced(first).backend
+
+
+def _input(level: Level, given: Any, axes: list[int | None]) -> Any:
+    """Return an argument with its mapped arrays as arrays of the level; the argument itself if it has none."""
+    if all(axis is None for axis in axes):
+        return given
+    return tree.unflatten(given, [_mapped(level, *each) for each in zip(tree.leaves(given), axes, strict=True)])
+
+
+def _mapped(level: Level, leaf: Any, axis: int | None) -> Any:
     if axis is None or type(leaf) is not Array:
         return leaf
     return level.mapped(ops.moveaxis(leaf, source=axis, destination=0) if axis else leaf.snapshot())

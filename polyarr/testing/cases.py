@@ -31,6 +31,7 @@ from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, as_dtype
 from polyarr.testing import (
     backend_checks,
+    batching,
     capturing,
     checks,
     contract,
@@ -208,6 +209,7 @@ KINDS = {
     "purity": Kind(checks.check_purity, _either, 1 / 3),
     "determinism": Kind(checks.check_determinism, _either, 1 / 3),
     "captured": Kind(capturing.check_captured, _either, 0, changed=_various),
+    "batched": Kind(batching.check_batched, _either, 0, changed=_various),
     "lasting": Kind(state.check_lasting, _either, 0, changed=_various),
     "caches": Kind(state.check_caches, _either, 0, changed=_various),
     "threads": Kind(state.check_threads, _either, 0, changed=_various),
