@@ -119,6 +119,22 @@ class _Kernels(Mapping):
         return len(self._inner.kernels)
 
 
+class _Around(NamedTuple):
+    """The context that a level was entered from: what was active there.
+
+    Attributes:
+        capture: The capture or outer vmap; None if there was none.
+        reads: The `reading` block of the tape.
+        depth: Number of gradient transforms.
+        current: Current backend.
+    """
+
+    capture: CaptureContext | None
+    reads: Any
+    depth: int
+    current: Backend
+
+
 class Level:
     """One call of vmap.
 
@@ -131,36 +147,33 @@ class Level:
     def __init__(self, size: int, randomness: str, rules: Rules, inner: Backend) -> None:
         self.size, self.randomness, self.rules = size, randomness, rules
         self._backends: dict[int, Backend] = {}
-        self._inner, self._is_open = inner, False
-        self._outer: CaptureContext | None = None
-        self._reads: Any = None
-        self._depth = 0
+        self._inner = inner
+        self._around: _Around | None = None
 
     # ---- the context of the mapped function --------------------------------------------------------------------
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run the mapped function within this block. A pull may enter it again, in another context."""
-        before = self._is_open, self._outer, self._reads, self._depth
-        self._is_open, self._outer, self._reads, self._depth = True, capturing.get(), reads.get(), depth()
-        target = self._inner if self._outer is None else self._outer.target
-        own, current = self.over(self._inner), self.over(get_backend())
+        before, self._around = self._around, _Around(capturing.get(), reads.get(), depth(), get_backend())
+        target = self._inner if self._around.capture is None else self._around.capture.target
+        own = self.over(self._inner)
         context = CaptureContext(target, own, self.lift, self.lift, self._renewed, self._constant, self)
         tokens = capturing.set(context), reads.set(None)
         try:
-            with use_backend(current):
+            with use_backend(self.over(self._around.current)):
                 yield
         finally:
             capturing.reset(tokens[0])
             reads.reset(tokens[1])
-            self._is_open, self._outer, self._reads, self._depth = before
+            self._around = before
 
     @contextmanager
     def outside(self) -> Iterator[None]:
         """Run ops on inner arrays within this block."""
-        if not self._is_open:
+        if self._around is None:
             raise BatchingError(f"vmap: {user_location()} uses an array that a mapped function kept; return it")
-        tokens = capturing.set(self._outer), reads.set(self._reads)
+        tokens = capturing.set(self._around.capture), reads.set(self._around.reads)
         try:
             yield
         finally:
@@ -170,7 +183,8 @@ class Level:
     @property
     def transforms(self) -> tuple[int, int]:
         """Number of gradient transforms around the mapped function, and inside it around this point."""
-        return self._depth, depth() - self._depth
+        outer = self._around.depth if self._around else 0
+        return outer, depth() - outer
 
     def over(self, inner: Backend) -> Backend:
         """Return the backend of arrays of this level whose inner arrays are on `inner`."""
@@ -204,7 +218,7 @@ class Level:
         """Return an array as one of this level: the array itself, or one that all examples share."""
         if self.owns(a.backend):
             return a
-        token = capturing.set(self._outer)
+        token = capturing.set(self._around and self._around.capture)
         try:
             inner = traced(a)
         finally:
@@ -278,7 +292,7 @@ class Level:
             value_form[:] = [own]
             return found
 
-        with self.outside():
+        with self.outside(), use_backend(self._around.current):  # type: ignore[union-attr]
             found = transform(inner)(*given)
         return self._wrapped(value_form[0], found)
 
@@ -304,7 +318,7 @@ class Level:
                 grads = backward(self._wrapped(forms[1], kept), self._wrapped(forms[0], g))
                 return tuple(self._gradients(form, grads))
 
-        with self.outside():
+        with self.outside(), use_backend(self._around.current):  # type: ignore[union-attr]
             found = transform(lambda *arrays: called(fn, *arrays)[0], inner_forward, inner_backward)(*given)
         return self._wrapped(forms[0], found)
 
