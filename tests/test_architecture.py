@@ -37,6 +37,7 @@ LAYERS = {
     "polyarr.plugins": 3,
     "polyarr.ops": 3,
     "polyarr.autograd": 4,
+    "polyarr.batching": 4,
     "polyarr.creation": 4,
     "polyarr.linalg": 5,
     "polyarr.saving": 5,

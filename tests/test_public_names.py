@@ -11,8 +11,8 @@ from polyarr.core.op import Op
 from tests.helpers.installing import child
 from tests.helpers.root import ROOT
 
-MODULES = """autograd contents creation distributed inspection linalg models nn ops optim plugins profiling random
-saving testing text training tree""".split()
+MODULES = """autograd batching contents creation distributed inspection linalg models nn ops optim plugins profiling
+random saving testing text training tree""".split()
 PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 DIRECTIVES = re.findall(r"^::: ([\w.]+)$(?:\n    options: {members: \[(.*)\]})?", PAGES, re.M)
 PLAIN = (bool, int, float, str, tuple, dict, list, type(None))

@@ -19,6 +19,7 @@ from polyarr.autograd.arguments import (
     two_values,
     without_floats,
 )
+from polyarr.autograd.walk import between, fitted, is_outside, zeros_of
 from polyarr.core.array import Array
 from polyarr.core.current import current_level, renewed, traced
 from polyarr.core.errors import GradientError
@@ -251,12 +252,8 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _recorded_here((args, kwargs)):
             return fn(*args, **kwargs)
-        if (level := current_level()) is not None:
-            outer, inner = level.transforms
-            if not inner:  # the gradient is that of a transform outside of vmap, and so is the checkpoint
-                return level.outward(checkpoint, fn, args, kwargs)
-            if outer:  # pausing the tape of one would pause that of the other
-                return fn(*args, **kwargs)
+        if (level := current_level()) is not None and level.transforms[0]:
+            return _checkpoint_outside(level, fn, args, kwargs)
         settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
         with paused(), reading() as read:
             value = _called(fn, tree.map(_untracked, args))
@@ -294,6 +291,15 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         return value
 
     return wrapped
+
+
+def _checkpoint_outside(level: Any, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the value of a checkpoint inside vmap that a transform around vmap differentiates.
+
+    The checkpoint is that of the batched function. If a transform inside vmap differentiates it as well, nothing is
+    computed again: pausing the tape of one would pause that of the other.
+    """
+    return fn(*args, **kwargs) if level.transforms[1] else level.outward(checkpoint, fn, args, kwargs)
 
 
 def _called(fn: Callable, args: Sequence) -> Any:
@@ -368,7 +374,7 @@ def custom_vjp(
             return fn(*args)  # type: ignore[call-arg]
         if forward is None or backward is None:
             raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
-        if (level := current_level()) is not None and not any(map(_is_tracked, tree.leaves(args))):
+        if (level := current_level()) is not None and not any(map(_is_tracked_here, tree.leaves(args))):
             return level.custom_vjp(custom_vjp, fn, forward, backward, args)
         return _recorded(fn, forward, backward, args)
 
@@ -467,6 +473,11 @@ def _is_tracked(leaf: Any) -> bool:
     return type(leaf) is Array and leaf.node is not None
 
 
+def _is_tracked_here(leaf: Any) -> bool:
+    """Return whether the tape within the innermost vmap records a leaf; one outside has nodes of its own."""
+    return type(leaf) is Array and traced(leaf).node is not None
+
+
 def _zeros(leaf: Any) -> Array | None:
     return ops.zeros_like(leaf) if type(leaf) is Array else None
 
@@ -516,7 +527,7 @@ def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], relea
             grads[root] = grads[root] + g if root in grads else g
     finals = set(ends)
     # Creation order is a topological order, so no recursion: sort once, walk down.
-    for node in _between(list(grads), finals):
+    for node in between(list(grads), finals):
         g = grads.pop(node, None)
         if g is None:
             continue
@@ -528,28 +539,11 @@ def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], relea
         for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
             if part is not None:
                 if spec is not None and (part.shape != spec.shape or part.dtype is not spec.dtype):
-                    part = _fitted(node, part, spec)
+                    part = fitted(node, part, spec)
                 grads[parent] = grads[parent] + part if parent in grads else part
         if release:  # free what the node saved now, not after the walk
             node.pull, node.parents = None, ()
     return [grads.get(end) for end in ends]
-
-
-def _between(roots: list[Node], ends: set[Node]) -> list[Node]:
-    """Return the nodes on a path from a root down to an end, latest first, without the ends."""
-    first = min((end.number for end in ends), default=0)
-    found, todo = set(), roots
-    while todo:
-        node = todo.pop()
-        if node not in found and node not in ends and node.number > first:
-            found.add(node)
-            todo.extend(node.parents)
-    needed, path = set(ends), []
-    for node in sorted(found, key=lambda n: n.number):
-        if any(parent in needed for parent in node.parents):
-            needed.add(node)
-            path.append(node)
-    return path[::-1]
 
 
 def _pull(node: Node, g: Any) -> list[Array | None]:
@@ -558,45 +552,18 @@ def _pull(node: Node, g: Any) -> list[Array | None]:
         raise GradientError("this graph was already pulled back; use vjp for a pull-back that can be called again")
     if type(g) is list:
         like = next(part for part in g if part is not None)
-        g = [_zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
+        g = [zeros_of(s, like) if part is None else part for part, s in zip(g, node.results, strict=True)]
     if isinstance(node.pull, FusedPull):
-        grads = None if is_recording() or _is_outside(node.pull) else node.pull(node, g)
+        grads = None if is_recording() or is_outside(node.pull) else node.pull(node, g)
         if grads is None or any(part is None for part in grads):
             grads = _pull_decomposition(node.pull, g)
         return grads
     return node.pull(node, g)
 
 
-def _is_outside(pull: FusedPull) -> bool:
-    """Return whether a Fused kernel ran outside of the vmap that pulls here, whose cotangents it cannot take."""
-    level = current_level()
-    return level is not None and type(pull) is FusedPull and not level.owns(pull.backend)
-
-
-def _zeros_of(spec: Spec | None, like: Array) -> Array | None:
-    """Return the cotangent of a result that was not used."""
-    return None if spec is None else ops.fill(0, like, shape=spec.shape, dtype=spec.dtype)
-
-
 def _pull_decomposition(fused: FusedPull, g: Any) -> list[Array | None]:
     value, pull = vjp(fused.decomposition, *fused.inputs)
     return list(pull(tree.unflatten(value, g) if type(g) is list else g))
-
-
-def _fitted(node: Node, g: Array, spec: Spec) -> Array:
-    """Return g, a gradient of an input, summed back to the shape of spec: the one place that undoes broadcasting.
-
-    Raises:
-        ShapeError: g cannot be the gradient of an array of this shape; DtypeError for another dtype.
-    """
-    lead = g.ndim - spec.ndim
-    stretched = tuple(i for i in range(g.ndim) if i < lead or spec.shape[i - lead] == 1 != g.shape[i])
-    fits = lead >= 0 and all(g.shape[i] == n for i, n in enumerate(spec.shape, lead) if i not in stretched)
-    if not fits or g.dtype != spec.dtype:
-        op = getattr(node.pull, "op", None)
-        check_gradient(f"{op.name if op else 'autograd'}: the gradient of an input is", g, spec)
-    g = ops.sum(g, axis=stretched, keepdims=not lead) if stretched else g
-    return g if g.shape == spec.shape else ops.reshape(g, shape=spec.shape)
 
 
 def _gradient_tree(arg: Any, nodes: list[Node | None], found: Iterator[Array | None]) -> Any:

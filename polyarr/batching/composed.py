@@ -53,14 +53,14 @@ def folded(call: Call, x: Any, *weights: Any, **params: Any) -> Any:
 
 def take_along_axis(call: Call, x: Batched, indices: Batched, *, axis: int) -> Any:
     """Gather in all examples at once; what they share broadcasts."""
-    x, indices = (b.array if b.is_mapped else ops.expand_dims(b.array, axis=0) for b in (x, indices))
-    return ops.take_along_axis(x, indices, axis=axis + 1)
+    both = [b.array if b.is_mapped else ops.expand_dims(b.array, axis=0) for b in (x, indices)]
+    return ops.take_along_axis(both[0], both[1], axis=axis + 1)
 
 
 def scatter_add_along_axis(call: Call, x: Batched, indices: Batched, updates: Batched, *, axis: int) -> Any:
     """Scatter in all examples at once."""
     at = one_axis("scatter_add_along_axis", x.spec, axis)
-    return ops.scatter_add_along_axis(*[spread(b, call.size) for b in (x, indices, updates)], axis=at + 1)
+    return call.op(*[spread(b, call.size) for b in (x, indices, updates)], axis=at + 1)
 
 
 COMPOSED: dict[Op, Rule] = {

@@ -42,22 +42,19 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     # The pull-back is linear in the cotangent, so its own pull-back is the push-forward.
     value, pull = vjp(fn, *primals)
     _, transposed = vjp(pull, tree.map(lambda leaf: ops.zeros_like(leaf) if type(leaf) is Array else leaf, value))
-    arrays = {path: leaf for path, leaf in tree.items(primals)}
-    due = {path: (leaf.spec, leaf.backend) if type(leaf) is Array else None for path, leaf in arrays.items()}
-    has_tangent = [carries_gradient(leaf) for leaf in arrays.values()]
-    blank = tree.unflatten(primals, [None for _ in due])
+    due = {path: (leaf.spec, leaf.backend) if type(leaf) is Array else None for path, leaf in tree.items(primals)}
+    has_tangent = [carries_gradient(leaf) for leaf in tree.leaves(primals)]
 
     def push(*tangents: Any) -> Any:
         given = dict(tree.items(tangents))
         if len(tangents) != len(primals) or (given.keys() - due.keys()):
             raise GradientError(f"linearize: tangents are {described(tangents)}; they must be like the arguments")
         for path, tangent in given.items():
-            if due[path] is not None:
-                check_gradient("linearize: a tangent is", tangent, *due[path])
+            if (expected := due[path]) is not None:
+                check_gradient("linearize: a tangent is", tangent, *expected)
         along = [given.get(path) if has else None for path, has in zip(due, has_tangent, strict=True)]
         return transposed(tree.unflatten(primals, along))[0]
 
-    del arrays, blank
     return value, push
 
 

@@ -7,7 +7,7 @@ records arrays of the level, and that of one outside records the inner arrays, s
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -146,7 +146,7 @@ class Level:
 
     def __init__(self, size: int, randomness: str, rules: Rules, inner: Backend) -> None:
         self.size, self.randomness, self.rules = size, randomness, rules
-        self._backends: dict[int, Backend] = {}
+        self._backends: dict[int, tuple[Backend, Backend]] = {}  # inner backends, and those of this level over them
         self._inner = inner
         self._around: _Around | None = None
 
@@ -168,12 +168,19 @@ class Level:
             reads.reset(tokens[1])
             self._around = before
 
-    @contextmanager
-    def outside(self) -> Iterator[None]:
-        """Run ops on inner arrays within this block."""
+    def outside(self) -> AbstractContextManager[None]:
+        """Return a context manager within which ops on inner arrays run.
+
+        Raises:
+            BatchingError: The mapped function has returned.
+        """
         if self._around is None:
             raise BatchingError(f"vmap: {user_location()} uses an array that a mapped function kept; return it")
-        tokens = capturing.set(self._around.capture), reads.set(self._around.reads)
+        return self._outside(self._around)
+
+    @contextmanager
+    def _outside(self, around: "_Around") -> Iterator[None]:
+        tokens = capturing.set(around.capture), reads.set(around.reads)
         try:
             yield
         finally:
@@ -189,7 +196,7 @@ class Level:
     def over(self, inner: Backend) -> Backend:
         """Return the backend of arrays of this level whose inner arrays are on `inner`."""
         if id(inner) not in self._backends:
-            self._backends[id(inner)] = inner._replace(
+            own = inner._replace(
                 kernels=_Kernels(self, inner),
                 upload=partial(self._upload, inner),
                 download=self._download,
@@ -200,17 +207,18 @@ class Level:
                 reads=_READS,
                 precisions=_PRECISIONS,
                 home=inner.name if inner.home is None else inner.home,
-                transfer=self._refuse_to_move,
+                transfer=None,
                 dlpack=None,
                 replay=None,
                 fusion=None,
                 collectives=None,
             )
-        return self._backends[id(inner)]
+            self._backends[id(inner)] = inner, own
+        return self._backends[id(inner)][1]
 
     def owns(self, backend: Backend) -> bool:
         """Return whether a backend is one of this level."""
-        return any(backend is own for own in self._backends.values())
+        return any(backend is own for _, own in self._backends.values())
 
     # ---- arrays ------------------------------------------------------------------------------------------------
 
@@ -231,7 +239,7 @@ class Level:
 
     def inner(self, a: Array) -> Batched:
         """Return the buffer of an array, lifted if it is from outside of the level."""
-        return self.lift(a).buf  # type: ignore[no-any-return]
+        return self.lift(a).buf
 
     def rebound(self, handle: Array, other: Array) -> Array:
         """Return what `handle` is to refer to if it is rebound to `other`.
@@ -246,6 +254,13 @@ class Level:
             given = f"{user_location()} writes mapped values into an array {handle.spec} that is not mapped"
             raise BatchingError(f"vmap: {given}; make it an argument that is mapped, and return it")
         return found.array
+
+    def moved(self, a: Array, target: Backend) -> Array:
+        """Return an array whose inner array is on another backend: `target`, or the one that it stands for."""
+        found = self.inner(a)
+        with self.outside():
+            there = found.array.to(next((b for b, own in self._backends.values() if own is target), target))
+        return Array(self.over(there.backend), Batched(there, found.is_mapped), a.spec)
 
     def stopped(self, a: Array) -> Array:
         """Return the same values, through which no gradient flows, neither inside nor outside of the level."""
@@ -274,9 +289,6 @@ class Level:
             raise BatchingError(f"vmap: {reads_values}; compute with pa.where instead, or read what vmap returns")
         with self.outside():
             return buf.array.numpy()
-
-    def _refuse_to_move(self, buf: Any, target: Backend) -> NoReturn:
-        raise BatchingError(f"vmap: {user_location()} takes an array to {target.name!r}; do so outside of vmap")
 
     # ---- transforms that belong outside of the level -----------------------------------------------------------
 

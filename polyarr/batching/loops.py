@@ -9,8 +9,8 @@ from polyarr.core.array import Array
 from polyarr.core.current import capturing, current_level
 from polyarr.core.errors import CaptureError, ShapeError
 from polyarr.core.number import user_location
-from polyarr.core.spec import described
 from polyarr.core.spec import bool as bool_
+from polyarr.core.spec import described
 from polyarr.ops.validation import whole
 
 

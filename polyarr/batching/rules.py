@@ -95,8 +95,8 @@ def slice_update(call: Call, x: Batched, value: Batched, starts: tuple, *, steps
     """Update the same slice of every example; slices that differ by example one by one."""
     if any(map(is_mapped, starts)):
         return looped(call, x, value, starts, steps=steps)
-    x, value = spread(x, call.size), spread(value, call.size)
-    return ops.slice_update(x, value, (0, *plain(starts)), steps=(1, *steps))
+    whole, new = spread(x, call.size), spread(value, call.size)
+    return ops.slice_update(whole, new, (0, *plain(starts)), steps=(1, *steps))
 
 
 # ---- products ----------------------------------------------------------------------------------------------------

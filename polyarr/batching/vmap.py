@@ -176,7 +176,8 @@ def _lifted(level: Level, leaf: Any) -> Any:
     if type(leaf) is Array:
         return _Result(leaf, level.inner(leaf), level.owns(leaf.backend))
     if isinstance(leaf, NUMBERS):
-        made = ops.fill(leaf, shape=(), dtype=NATURAL[spec_of(leaf).dtype])
+        number: Any = leaf
+        made = ops.fill(number, shape=(), dtype=NATURAL[spec_of(leaf).dtype])
         return _Result(leaf, level.inner(made), False)
     return leaf
 

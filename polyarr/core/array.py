@@ -114,8 +114,8 @@ class Array(Methods):
         moved = _moved(a, target)
         if (read := reads.get()) is not None:
             read.note(self)
-        if self.node is not None and records():
-            moved.node = Node((self.node,), (self.spec,), lambda node, g: [g.to(source)])
+        if a.node is not None and records():
+            moved.node = Node((a.node,), (self.spec,), lambda node, g: [g.to(source)])
         return moved
 
     def untracked(self) -> "Array":
@@ -149,6 +149,8 @@ def _restored(host: np.ndarray, backend: str) -> Array:
 
 def _moved(a: Array, target: Backend) -> Array:
     source = a.backend
+    if (level := current_level()) is not None:
+        return level.moved(a, target)
     if source.meets(target):
         return Array(target, a.buf, a.spec)
     found = NotImplemented

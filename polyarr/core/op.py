@@ -376,6 +376,7 @@ class Op:
                     read.note(a)
         if (capture := capturing.get()) is not None:
             args, backend = lift_inputs(capture, args, backend)
+            tracked = tracked and any(type(a) is Array and a.node is not None for a in flatten(args))
         if plan.check is not None:
             plan.check(*args) if capture is None else check(plan.check, *args)
         if backend is None:
