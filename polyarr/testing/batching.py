@@ -1,6 +1,7 @@
 """Check of vmap: what it gives for all examples at once is what a loop over the examples gives."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,10 +11,10 @@ from polyarr import ops, tree
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS
+from polyarr.ops.declare import ELEMENTWISE
 from polyarr.testing.checks import carries_gradient, check, cotangents_of, gradients_of, label_of
 from polyarr.testing.compare import CheckFailure, close, values
-from polyarr.testing.strategies import Sample
+from polyarr.testing.strategies import Data, Sample
 from polyarr.testing.tolerance import GRADIENT_FLOOR, largest
 
 
@@ -42,6 +43,11 @@ class Batch(NamedTuple):
 @check
 def check_batched(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that vmap of an op gives the results and gradients of a loop, whichever inputs are mapped."""
+    for template in (sample, *_with_fewer_axes(op, sample)):
+        _check_call(op, backend, template)
+
+
+def _check_call(op: Op, backend: Backend, sample: Sample) -> None:
     has_gradient = carries_gradient(op, sample)
 
     def call(*args: Any) -> Any:
@@ -81,15 +87,17 @@ def _batches(sample: Sample, backend: Backend) -> Iterator[Batch]:
 
 
 def _second(sample: Sample, backend: Backend) -> tuple:
-    """Return another example: with other numbers; indices, masks and targets in another order."""
-    other = sample.with_other_numbers()
-    is_same = iter([a == b for a, b in zip(tree.leaves(sample.inputs), tree.leaves(other.inputs), strict=True)])
+    """Return another example: with other numbers, indices, masks and targets."""
+    other = sample.mapped(lambda d: replace(d, seed=d.seed + 50))
+    return replace(sample, inputs=other).arrays(backend)
 
-    def reordered(a: Any) -> Any:
-        has_order = next(is_same) and type(a) is Array and a.shape and a.dtype not in FLOATS
-        return ops.flip(a, axis=0) if has_order else a
 
-    return tree.map(reordered, other.arrays(backend))  # type: ignore[no-any-return]
+def _with_fewer_axes(op: Op, sample: Sample) -> Iterator[Sample]:
+    """Yield the call of an op whose inputs broadcast with one axis less in its last array."""
+    places = [i for i, data in enumerate(sample.inputs) if isinstance(data, Data) and data.shape]
+    if len(places) > 1 and op in (*ELEMENTWISE, ops.where):
+        last = replace(sample.inputs[places[-1]], shape=sample.inputs[places[-1]].shape[1:])
+        yield replace(sample, inputs=tuple(last if i == places[-1] else a for i, a in enumerate(sample.inputs)))
 
 
 def _of_inputs(op: Op, example: tuple, sample: Sample) -> tuple:

@@ -52,6 +52,11 @@ def test_debugging(folder):
     assert "traceEvents" in (folder / "trace.json").read_text()
 
 
+def test_transforms(folder):
+    *_, last = follow(ROOT / "docs" / "transforms.md", folder)
+    assert last.startswith("(100, 3) Array([1.41421")
+
+
 def test_distributed(folder):
     """On one process, where all collectives are the identity."""
     trained, sharded = follow(ROOT / "docs" / "distributed.md", folder)
