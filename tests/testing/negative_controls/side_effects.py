@@ -137,6 +137,16 @@ def a_kernel_counts_its_calls(backend):
     return changing(ops.negative, lambda kernel: lambda *a, **p: kernel(*a, **p) + next(calls).__index__())(backend)
 
 
+@fault("numpy", {"batched-tanh": "vmap over inputs .0. along axis 0: result or gradient of each example"})
+def a_third_axis_is_read_in_another_order(backend):
+    """The first example of most checks has fewer axes."""
+
+    def change(kernel):
+        return lambda out, x: kernel(out, x[::-1] if x.ndim == 3 else x)
+
+    return changing(ops.tanh, change)(backend)
+
+
 # ---- the same every time -------------------------------------------------------------------------------------
 
 
