@@ -69,6 +69,11 @@ def _generator() -> Generator:
     return _scoped.get() or _default
 
 
+def current() -> Generator:
+    """Return the generator that draws in this context."""
+    return _generator()
+
+
 def seed(value: int) -> None:
     """Start the sequence of a seed: the same draws after it give the same numbers, on every backend.
 

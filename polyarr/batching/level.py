@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from polyarr import ops, tree
+from polyarr import ops, random, tree
 from polyarr.autograd.arguments import two_values
 from polyarr.autograd.transforms import stop_gradient, vjp
 from polyarr.core.array import Array, flatten, from_numpy, spec_of
@@ -25,6 +25,8 @@ from polyarr.core.op import Op
 from polyarr.core.precision import PRECISIONS
 from polyarr.core.spec import Spec
 from polyarr.core.tape import depth, reads
+
+KEPT = "uses an array that a mapped function kept; return it"
 
 
 class Batched:
@@ -161,7 +163,8 @@ class Level:
         context = CaptureContext(target, own, self.lift, self.lift, self._renewed, self._constant, self)
         tokens = capturing.set(context), reads.set(None)
         try:
-            with use_backend(self.over(self._around.current)):
+            generator = _OuterGenerator(self, random.current())
+            with use_backend(self.over(self._around.current)), random.drawing_from(generator):
                 yield
         finally:
             capturing.reset(tokens[0])
@@ -175,7 +178,7 @@ class Level:
             BatchingError: The mapped function has returned.
         """
         if self._around is None:
-            raise BatchingError(f"vmap: {user_location()} uses an array that a mapped function kept; return it")
+            raise BatchingError(f"vmap: {user_location()} {KEPT}")
         return self._outside(self._around)
 
     @contextmanager
@@ -378,11 +381,16 @@ class Level:
 
     def _run(self, op: Op, rule: Rule, inner: Backend, out: Any, *bufs: Any, **params: Any) -> Any:
         """Run a rule; without a mapped input, the op itself."""
-        with self.outside():
+        if (around := self._around) is None:
+            raise BatchingError(f"vmap: {user_location()} {KEPT}")
+        token, other = capturing.set(around.capture), reads.set(around.reads)
+        try:  # outside(), written out for speed
             if op in self.rules.creation or any(map(_is_mapped, flatten(bufs))):
-                found = rule(Call(op, self.size, out, self.randomness, inner), *bufs, **params)
-                return _buffers(found, True)
+                return _buffers(rule(Call(op, self.size, out, self.randomness, inner), *bufs, **params), True)
             return _buffers(op(*map(_array, bufs), **params), False)
+        finally:
+            capturing.reset(token)
+            reads.reset(other)
 
     def _run_or_decompose(self, op: Op, rule: Rule, inner: Backend, out: Any, *bufs: Any, **params: Any) -> Any:
         found = self._run(op, rule, inner, out, *bufs, **params)
@@ -421,6 +429,38 @@ class Level:
             _, pull = vjp(value, *[bufs[i].array for i in places])
             grads = dict(zip(places, pull(_spread(g, self.size)), strict=True))
         return tuple(Batched(grads[i], True) if i in grads else None for i in range(len(bufs)))
+
+
+class _OuterGenerator(random.Generator):
+    """The random generator from outside of a level, whose state stays outside."""
+
+    def __init__(self, level: Level, generator: random.Generator) -> None:
+        self._level, self._generator = level, generator
+
+    @property
+    def seed(self) -> Any:  # type: ignore[override]
+        """Seed of the generator."""
+        return self._generator.seed
+
+    @property
+    def counter(self) -> Any:  # type: ignore[override]
+        """Number of draws so far."""
+        return self._generator.counter
+
+    def draw(self) -> Any:
+        with self._level.outside():
+            return self._generator.draw()
+
+    def reserve(self, count: int) -> Any:
+        with self._level.outside():
+            return self._generator.reserve(count)
+
+    def release(self, state: Any, count: int) -> None:
+        with self._level.outside():
+            self._generator.release(state, count)
+
+    def restart(self, seed: Any, counter: Any) -> None:
+        self._generator.restart(seed, counter)
 
 
 class _Form(NamedTuple):

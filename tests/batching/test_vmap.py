@@ -210,6 +210,44 @@ def test_dropout_has_the_gradient_of_its_own_mask(backend: Backend) -> None:
     assert len({row.tobytes() for row in value.numpy()}) == 4
 
 
+def test_draws_inside_advance_the_generator_outside(on_numpy) -> None:
+    x = given(4, 3)
+
+    def fn(x):
+        noisy = pa.vmap(lambda a: pa.dropout(a, *pa.random.draw(), rate=0.5), randomness="different")(x)
+        return noisy, pa.random.uniform((2,))
+
+    found = []
+    for call in (fn, pa.compile(fn)):
+        pa.random.seed(3)
+        results = [call(x), call(x)]
+        assert pa.random.get_state() == (3, 4)
+        found.append([a.tolist() for pair in results for a in pair])
+    assert found[0] == found[1] and found[0][0] != found[0][2]
+
+
+def test_a_checkpoint_draws_the_same_numbers_again(on_numpy) -> None:
+    x, found = given(4, 3), []
+    for wrap in (lambda f: f, pa.checkpoint):
+        fn = wrap(lambda a: pa.sum(pa.sin(pa.dropout(a, *pa.random.draw(), rate=0.5))))
+        total = lambda x, fn=fn: pa.sum(pa.vmap(fn, randomness="different")(x))
+        for transform in (pa.grad(total), pa.compile(pa.grad(total))):
+            pa.random.seed(3)
+            found.append(transform(x).numpy())
+    for other in found[1:]:
+        close(other, found[0])
+
+
+def test_nested_vmaps_draw_as_each_of_them_says(on_numpy) -> None:
+    draw = lambda x: x + pa.random.uniform(())
+    inner = pa.vmap(draw, randomness="different")
+    each = pa.vmap(inner, randomness="different")(pa.zeros((3, 5))).numpy()
+    rows = pa.vmap(inner, randomness="same")(pa.zeros((3, 5))).numpy()
+    assert len(np.unique(each)) == 15 and len(np.unique(rows)) == 5
+    with pytest.raises(BatchingError, match="draws random numbers"):
+        pa.vmap(inner)(pa.zeros((3, 5)))
+
+
 def test_a_mapped_key_draws_what_a_loop_draws(backend: Backend) -> None:
     counters = pa.asarray([1, 5, 9])
     found = pa.vmap(lambda c: ops.random_bits(7, c, shape=(6,)))(counters)
