@@ -438,7 +438,7 @@ class _OuterGenerator(random.Generator):
         self._level, self._generator = level, generator
 
     @property
-    def seed(self) -> Any:  # type: ignore[override]
+    def seed(self) -> Any:
         """Seed of the generator."""
         return self._generator.seed
 
