@@ -408,6 +408,8 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
         finally:
             _in_forward.reset(token)
     value = tree.map(_untracked, value)
+    if (level := current_level()) is not None and level.transforms[0]:  # the same gradient for a transform outside
+        value = level.custom_vjp(custom_vjp, fn, forward, backward, tree.map(_untracked, args))
     if read.nodes:
         node, spec = next(iter(read.nodes.items()))
         raise GradientError(

@@ -19,12 +19,12 @@ from polyarr.autograd.transforms import stop_gradient, vjp
 from polyarr.core.array import Array, flatten, from_numpy, spec_of
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import CaptureContext, capturing, get_backend, renewed, traced, use_backend
-from polyarr.core.errors import BatchingError
+from polyarr.core.errors import BatchingError, GradientError
 from polyarr.core.number import user_location
 from polyarr.core.op import Op
 from polyarr.core.precision import PRECISIONS
 from polyarr.core.spec import Spec
-from polyarr.core.tape import depth, reads
+from polyarr.core.tape import depth, reading, reads
 
 KEPT = "uses an array that a mapped function kept; return it"
 
@@ -301,9 +301,14 @@ class Level:
         value_form: list[_Form] = []
 
         def inner(*arrays: Array) -> list[Array]:
-            with self.active():
-                positional, named = self._wrapped(form, arrays)
-                found, own = self._unwrapped(fn(*positional, **named))
+            with self.active(), reading() as read:
+                wrapped = self._wrapped(form, arrays)
+                value = fn(*wrapped[0], **wrapped[1])
+                own_handles = {id(leaf) for leaf in tree.leaves((wrapped, value))}
+                if changed := [a for a in read.rebound if id(a) not in own_handles]:
+                    what = f"a checkpoint inside vmap changes an array {changed[0].spec} that it closes over in place"
+                    raise BatchingError(f"vmap: {what}; return the new value instead")
+                found, own = self._unwrapped(value)
             value_form[:] = [own]
             return found
 
@@ -317,8 +322,11 @@ class Level:
         forms: list[_Form] = []
 
         def called(function: Callable, *arrays: Array) -> tuple:
-            with self.active():
+            with self.active(), reading() as read:
                 found = function(*self._wrapped(form, arrays))
+                for spec in read.nodes.values():
+                    what = f"an array {spec} is differentiated and is no argument of fn"
+                    raise GradientError(f"custom_vjp: {what}; make it one, or use stop_gradient on it")
                 value, kept = two_values(found, "custom_vjp: forward", "(value, kept)") if len(forms) else (found, None)
                 both = self._unwrapped(value, is_spread=True), self._unwrapped(kept)
             forms[:] = [own for _, own in both]

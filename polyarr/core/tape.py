@@ -129,6 +129,11 @@ class Reads:
         ref, then = self._before.get(id(a), (None, None))
         return then if ref is not None and ref() is a else a.snapshot()
 
+    @property
+    def rebound(self) -> list[Any]:
+        """Handles that the block rebound and that are still alive."""
+        return [a for ref, _ in self._before.values() if (a := ref()) is not None]
+
     def note(self, a: Any) -> None:
         """Record an array that an operation reads."""
         self.hold(a)

@@ -6,6 +6,7 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
+from polyarr.core.errors import BatchingError, GradientError
 from tests.batching.test_vmap import close, given
 
 FUNCTIONS = {
@@ -150,6 +151,46 @@ def test_a_custom_vjp_inside_vmap_is_the_gradient_inside_and_outside(on_numpy) -
     compiled = pa.compile(pa.grad(lambda x, w: pa.sum(pa.vmap(CLIPPED, in_axes=(0, None))(x, w)), argnums=(0, 1)))
     for got, due in zip(compiled(x, w), outside, strict=True):
         close(got, due.numpy())
+
+
+def test_a_custom_vjp_that_both_sides_differentiate(on_numpy) -> None:
+    """Its gradient is the stated one for both, also for an argument that only one of them differentiates."""
+    x, w = given(4, 3), given(3)
+    both = lambda x, w: pa.sum(pa.grad(lambda z: CLIPPED(x * z, z) * z[0])(w) ** 2)
+    shared = lambda x, w: pa.sum(pa.grad(lambda z: CLIPPED(x, z) * z[0])(w) ** 2)
+    for fn in (both, shared):
+        mapped = lambda x, w, fn=fn: pa.sum(pa.vmap(fn, in_axes=(0, None))(x, w))
+        loop = lambda x, w, fn=fn: pa.sum(pa.stack([fn(x[i], w) for i in range(4)]))
+        for got, due in zip(*(pa.grad(f, argnums=(0, 1))(x, w) for f in (mapped, loop)), strict=True):
+            close(got, due.numpy(), 1e-4)
+
+
+def test_a_custom_vjp_refuses_closures_that_are_differentiated(on_numpy) -> None:
+    x, w = given(4, 3), given(3)
+    fn = lambda z, a: pa.custom_vjp(lambda q: pa.sum(q * z), lambda q: (pa.sum(q * z), q), lambda s, g: (g * s,))(a)
+    with pytest.raises(GradientError, match=r"custom_vjp: an array float32\[3\] is differentiated and is no argument"):
+        pa.grad(lambda x: pa.sum(pa.vmap(lambda a: pa.sum(pa.grad(fn)(w, a)))(x)))(x)
+
+
+def test_a_checkpoint_inside_vmap_refuses_changes_of_closures(on_numpy) -> None:
+    x = given(4, 3)
+
+    def fn(a):
+        h = a * 2
+
+        def inner(z):
+            h[0] = z[1]
+            own = z * 1
+            own += 1
+            z += 1
+            return pa.sum(own * z)
+
+        return pa.checkpoint(inner)(a) + pa.sum(h)
+
+    close(pa.vmap(fn)(x), [fn(x[i]).item() for i in range(4)])
+    close(pa.vmap(pa.grad(fn))(x), np.stack([pa.grad(fn)(x[i]).numpy() for i in range(4)]))
+    with pytest.raises(BatchingError, match=r"changes an array .* that it closes over in place"):
+        pa.grad(lambda x: pa.sum(pa.vmap(fn)(x)))(x)
 
 
 def test_stop_gradient_inside_vmap_stops_the_gradient_outside(on_numpy) -> None:
