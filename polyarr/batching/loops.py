@@ -113,16 +113,12 @@ def _no_values(body: Callable, carry: Any, xs: Any) -> Any:
 
 def _check_carry(loop: str, before: Any, after: Any) -> None:
     """Raise ShapeError unless two states have the same structure, and arrays of the same shapes and dtypes."""
-    was, now = ({path: _kind(leaf) for path, leaf in tree.items(state)} for state in (before, after))
+    was, now = ({path: described(leaf) for path, leaf in tree.items(state)} for state in (before, after))
     for path in (*was, *now):
         if was.get(path) != now.get(path):
             where = "carry" + "".join(f"[{name!r}]" for name in path)
             text = f"{where} is {was.get(path, 'absent')} before a step and {now.get(path, 'absent')} after it"
             raise ShapeError(f"{loop}: {text}; it must keep its structure, shapes and dtypes")
-
-
-def _kind(leaf: Any) -> str:
-    return described(leaf)
 
 
 def _is_true(going: Any) -> bool:

@@ -7,7 +7,7 @@ import polyarr as pa
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.errors import BatchingError, GradientError
-from tests.batching.test_vmap import close, given
+from tests.helpers.examples import close, given
 
 FUNCTIONS = {
     "tanh": lambda w, x: pa.sum(pa.tanh(x @ w) ** 2),

@@ -7,7 +7,7 @@ import polyarr as pa
 from polyarr import nn
 from polyarr.core.backend import Backend
 from polyarr.core.errors import GradientError
-from tests.batching.test_vmap import close, given
+from tests.helpers.examples import close, given
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 

@@ -6,7 +6,7 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend
 from polyarr.core.errors import CaptureError
-from tests.batching.test_vmap import close, given
+from tests.helpers.examples import close, given
 
 
 def cell(carry, x):

@@ -7,21 +7,9 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn, ops, tree
-from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BatchingError
-
-RNG = np.random.default_rng(0)
-
-
-def given(*shape: int, dtype: str = "float32") -> Array:
-    return pa.asarray(RNG.standard_normal(shape).astype(dtype))
-
-
-def close(got, expected, tolerance: float = 1e-5) -> None:
-    got, expected = np.asarray(got), np.asarray(expected)
-    assert got.shape == expected.shape
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+from tests.helpers.examples import close, given
 
 
 def loop(fn, *args, out: int = 0) -> np.ndarray:
