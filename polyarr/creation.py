@@ -12,6 +12,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError, NestingError
 from polyarr.core.spec import (
+    COMPLEX,
     DTYPES,
     FLOATS,
     INTEGERS,
@@ -20,11 +21,16 @@ from polyarr.core.spec import (
     bfloat16,
     check_number,
     check_size,
+    complex64,
+    complex128,
+    complex_of,
     described,
     float32,
+    float64,
     int64,
     may_not_fit,
     promote,
+    real_of,
     shown,
 )
 from polyarr.core.spec import bool as bool_
@@ -114,8 +120,8 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
         raise NestingError(f"{deep}; an array has at most 64 axes") from None
     for odd in (d for d in found if d.kind not in "biufc" and d not in DTYPES):
         raise DtypeError(f"asarray: got {type(obj).__name__} of {odd}; it must hold numbers")
-    if any(d.kind == "c" for d in found):
-        _joined(found)  # raises; a cast by NumPy would drop the imaginary part
+    if dtype is not None and as_dtype(dtype) not in COMPLEX and any(d.kind == "c" for d in found):
+        raise DtypeError(f"asarray: got complex numbers; {as_dtype(dtype).name} has no imaginary part")
     joined = _joined(found) if dtype is None else as_dtype(dtype)
     try:
         return np.asarray(plain, joined)
@@ -136,7 +142,7 @@ def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
     else:
         host = np.asarray(obj)
         native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
-        dtypes.add(float32 if native == np.float64 and not _is_typed(obj) else native)
+        dtypes.add({float64: float32, complex128: complex64}.get(native, native) if not _is_typed(obj) else native)
     return obj
 
 
@@ -156,7 +162,9 @@ def _joined(dtypes: set[np.dtype]) -> np.dtype:
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"asarray: got {dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    for kind in (FLOATS, INTEGERS):
+    if dtypes & {*COMPLEX}:
+        dtypes = dtypes & {*COMPLEX} | {complex_of(d) for d in dtypes & {*FLOATS}}
+    for kind in (COMPLEX, FLOATS, INTEGERS):
         if same := [Spec((), d) for d in sorted(dtypes, key=str) if d in kind]:
             return promote("asarray", same)
     return bool_ if dtypes else float32
@@ -387,14 +395,18 @@ def linspace(
         >>> pa.linspace(0, 1, 5)
         Array([0.  , 0.25, 0.5 , 0.75, 1.  ], float32, 'numpy')
     """
-    start, stop = float(number("linspace", "start", start)), float(number("linspace", "stop", stop))
-    dtype = as_dtype(float32 if dtype is None else dtype)
+    is_complex = any(isinstance(end, complex) for end in (start, stop))
+    start, stop = (
+        end if isinstance(end, complex) else float(number("linspace", name, end))
+        for name, end in (("start", start), ("stop", stop))
+    )
+    dtype = as_dtype((complex64 if is_complex else float32) if dtype is None else dtype)
     (num,) = shape_of("linspace", whole("linspace", "num", num), "num")
     check_size("linspace", Spec((num,), dtype))
     with np.errstate(all="ignore"):  # numbers that are not finite, or overflow, give inf and nan
         found = np.linspace(start, stop, num, endpoint=endpoint)
-    for end in (found[0], found[-1]) if num and dtype in INTEGERS else ():
-        check_number("linspace", "an element", float(end), dtype)
+    for end in (found[0], found[-1]) if num and may_not_fit(type(found[0].item()), dtype) else ():
+        check_number("linspace", "an element", end.item(), dtype)
     return asarray(found, dtype=dtype, device=device)
 
 
@@ -480,7 +492,7 @@ class FloatInfo:
 
 
 def finfo(dtype: Any) -> FloatInfo:
-    """Return the machine limits of a floating-point dtype.
+    """Return the machine limits of a floating-point dtype; of a complex dtype, those of its parts.
 
     Args:
         dtype: Dtype, its name, or an array.
@@ -489,16 +501,16 @@ def finfo(dtype: Any) -> FloatInfo:
         FloatInfo with eps, max, min, smallest_normal, bits and dtype.
 
     Raises:
-        DtypeError: The dtype is not floating-point.
+        DtypeError: The dtype is neither floating-point nor complex.
 
     Examples:
         >>> import polyarr as pa
         >>> pa.finfo("float16").max
         65504.0
     """
-    found = as_dtype(getattr(dtype, "dtype", dtype))
+    found = real_of(as_dtype(getattr(dtype, "dtype", dtype)))
     if found.kind not in "fV":
-        raise DtypeError(f"finfo: {found.name} is not floating-point")
+        raise DtypeError(f"finfo: {found.name} is neither floating-point nor complex")
     return FloatInfo(found)
 
 

@@ -8,6 +8,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.spec import (
+    COMPLEX,
     DTYPES,
     FLOATS,
     INTEGERS,
@@ -17,6 +18,7 @@ from polyarr.core.spec import (
     Spec,
     as_dtype,
     bfloat16,
+    complex64,
     float16,
     float32,
     int64,
@@ -33,8 +35,8 @@ _GROUPS = {
     "unsigned integer": UNSIGNED,
     "integral": INTEGERS,
     "real floating": FLOATS,
-    "complex floating": (),
-    "numeric": KINDS["real"],
+    "complex floating": COMPLEX,
+    "numeric": KINDS["numeric"],
 }
 
 
@@ -55,7 +57,7 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
         >>> pa.result_type("int8", "int32")
         dtype('int32')
     """
-    known = (Array, Spec, bool, int, float)
+    known = (Array, Spec, bool, int, float, complex)
     specs = [spec_of(a) if isinstance(a, known) else Spec((), as_dtype(a)) for a in arrays_and_dtypes]
     return promote("result_type", specs)
 
@@ -140,7 +142,7 @@ class NamespaceInfo:
             BackendError: There is no such backend.
         """
         get_backend(device)
-        return {"real floating": float32, "complex floating": None, "integral": int64, "indexing": int64}
+        return {"real floating": float32, "complex floating": complex64, "integral": int64, "indexing": int64}
 
     def devices(self) -> tuple[str, ...]:
         """Return the names of all devices that can hold arrays, that of the current backend first.

@@ -14,7 +14,7 @@ import numpy as np
 
 from polyarr import creation, ops
 from polyarr.core.array import Array
-from polyarr.core.spec import FLOATS
+from polyarr.core.spec import INEXACT
 
 __all__ = ["EinopsBackend", "register_with_einops"]
 
@@ -76,8 +76,8 @@ class EinopsBackend:
         return ops.concat(tensors, axis=axis)
 
     def is_float_type(self, x: Array) -> bool:
-        """Return whether the dtype is floating-point."""
-        return x.dtype in FLOATS
+        """Return whether the dtype is floating-point or complex."""
+        return x.dtype in INEXACT
 
     def einsum(self, pattern: str, *x: Array) -> Array:
         """Return the sum of products that a pattern of one-letter axes describes."""

@@ -75,10 +75,8 @@ def test_what_holds_no_numbers_is_refused(on_numpy: Backend) -> None:
             pa.asarray(given)
         with pytest.raises(pa.DtypeError, match="it must hold numbers"):
             pa.asarray(given, dtype="float32")
-    with pytest.raises(pa.DtypeError, match="asarray: got complex128; polyarr has bool"):
-        pa.asarray([1j])
     for given in (1j, [1j], np.array([1 + 2j])):
-        with pytest.raises(pa.DtypeError, match="asarray: got complex128; polyarr has bool"):
+        with pytest.raises(pa.DtypeError, match="asarray: got complex numbers; float32 has no imaginary part"):
             pa.asarray(given, dtype="float32")
     with pytest.raises(pa.DtypeError, match=r"cannot promote int64.* and uint64"):
         pa.asarray([np.int64(1), np.uint64(1)])
@@ -104,7 +102,7 @@ UNFIT = {
     "nan": (lambda: pa.arange(np.nan), ValueError, "^arange: from 0 to nan by 1; these numbers must be finite$"),
     "no end": (lambda: pa.arange(np.inf), OverflowError, "^arange: from 0 to inf by 1; these numbers must be finite$"),
     "a list": (lambda: pa.linspace([0, 1], 2, 3), TypeError, r"^linspace: start is \[0, 1\]; it must be a number$"),
-    "complex": (lambda: pa.linspace(0, 1j, 3), TypeError, "^linspace: stop is 1j; it must be a number$"),
+    "complex": (lambda: pa.linspace(0, 1j, 3, dtype="int8"), pa.DtypeError, "^linspace: an element is 0j; int8 has no"),
     "half a number": (lambda: pa.linspace(0, 1, 2.5), TypeError, "^linspace: num is 2.5; it must be an int"),
     "fewer than none": (lambda: pa.linspace(0, 1, -1), pa.ShapeError, r"^linspace: num is \[-1\]; lengths must not"),
     "wraps around": (lambda: pa.linspace(0, 300, 3, dtype="int8"), OverflowError, "^linspace: an element is 300.0;"),

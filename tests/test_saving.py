@@ -32,7 +32,7 @@ def test_a_tree_comes_back(backend: Backend, tmp_path: Path) -> None:
     assert found["arrays"][0].device == backend.name and found["arrays"][1][1].dtype == pa.int64
 
 
-@pytest.mark.parametrize("dtype", [d.name for d in DTYPES])
+@pytest.mark.parametrize("dtype", [d.name for d in DTYPES if d != pa.complex128])  # which the format lacks
 def test_every_dtype_comes_back_bit_by_bit(on_numpy: Backend, tmp_path: Path, dtype: str) -> None:
     x = pa.asarray(np.arange(256, dtype=np.uint8)).astype("bool") if dtype == "bool" else pa.arange(100).astype(dtype)
     pa.save(tmp_path / "x", x)
@@ -85,7 +85,7 @@ def test_what_cannot_be_saved_leaves_the_old_file(on_numpy: Backend, tmp_path: P
         ({"a": [1, object()]}, TypeError, r"^save: a\.1 is a object; leaves must be arrays, numbers, strings or None$"),
         (len, TypeError, "^save: tree is a builtin_function_or_method; leaves must"),
         ({1.5: 1}, TypeError, r"^save: a key is 1\.5, a float; keys must be strings or ints$"),
-        ({"z": np.ones(2, complex)}, DtypeError, "^save: z is of complex128; polyarr has bool"),
+        ({"z": np.ones(2, complex)}, DtypeError, "^save: z is of complex128; the format has bool"),
         (circle, ValueError, "^save: tree is nested too deeply, or holds itself"),
     ):
         with pytest.raises(error, match=message):

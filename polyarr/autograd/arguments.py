@@ -8,13 +8,13 @@ from polyarr import tree
 from polyarr.core.array import Array
 from polyarr.core.errors import GradientError
 from polyarr.core.record import check_gradient
-from polyarr.core.spec import FLOATS, described, shown
+from polyarr.core.spec import FLOATS, INEXACT, described, shown
 from polyarr.core.tape import Node
 
 
 def carries_gradient(leaf: Any) -> bool:
-    """Return whether a leaf can have a gradient: a floating-point array."""
-    return type(leaf) is Array and leaf.dtype in FLOATS
+    """Return whether a leaf can have a gradient: a floating-point or complex array."""
+    return type(leaf) is Array and leaf.dtype in INEXACT
 
 
 def check_scalar(asked: str, value: Any) -> None:
@@ -22,7 +22,7 @@ def check_scalar(asked: str, value: Any) -> None:
     if type(value) is not Array:
         raise GradientError(f"{asked}: fn returned {type(value).__name__}; it must return a scalar array")
     if value.shape != () or value.dtype not in FLOATS:
-        raise GradientError(f"{asked}: fn returned {value.spec}; it must return a floating-point scalar")
+        raise GradientError(f"{asked}: fn returned {value.spec}; it must return a real floating-point scalar")
 
 
 def check_callable(transform: str, fn: Any) -> None:

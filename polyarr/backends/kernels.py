@@ -13,7 +13,21 @@ import numpy as np
 from polyarr import ops
 from polyarr.core.errors import MatrixError
 from polyarr.core.op import Op
-from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, NARROW, SIGNED, Spec, float32, float64, int64, uint32
+from polyarr.core.spec import (
+    COMPLEX,
+    DTYPES,
+    FLOATS,
+    INEXACT,
+    INTEGERS,
+    NARROW,
+    SIGNED,
+    Spec,
+    complex128,
+    float32,
+    float64,
+    int64,
+    uint32,
+)
 from polyarr.core.spec import bool as bool_
 
 MAX_DIRECT_K = 512  # largest k of a matrix product that is accumulated in the dtype itself
@@ -42,6 +56,7 @@ class Library:
             self.native = {dtype: getattr(xp, dtype.name) for dtype in DTYPES if hasattr(xp, dtype.name)}
         self.wide = {self.native[dtype]: self.native[float32] for dtype in NARROW if dtype in self.native}
         self.signed = {self.native[dtype] for dtype in SIGNED}
+        self.complex = {self.native[dtype] for dtype in COMPLEX if dtype in self.native}
         self.integers = {self.native[dtype] for dtype in INTEGERS if dtype in self.native}
 
     def __getattr__(self, name: str) -> Any:
@@ -51,6 +66,10 @@ class Library:
     def cast(self, x: Any, dtype: np.dtype) -> Any:
         """Convert an array or a Python number to a polyarr dtype."""
         return self.xp.asarray(x, dtype=self.native[dtype])
+
+    def sum_dtype(self, dtype: np.dtype) -> Any:
+        """Return the library's dtype in which sums and products of a dtype are accumulated."""
+        return self.native[complex128 if dtype in COMPLEX else float64 if dtype in FLOATS else dtype]
 
     def widened(self, x: Any) -> Any:
         """Convert x to the dtype of arithmetic on it: float32 for float16 and bfloat16."""
@@ -140,7 +159,7 @@ def long_sum(lib: Library, fn: Callable) -> Callable:
         kept = tuple(i for i in range(x.ndim) if i not in axis)
         shape = (*(x.shape[i] for i in kept), math.prod(x.shape[i] for i in axis))
         rows = lib.reshape(lib.permute_dims(lib.cast(x, dtype), (*kept, *axis)), shape, copy=True)
-        added = fn(rows, axis=-1, dtype=lib.native[float64 if dtype in FLOATS else dtype])
+        added = fn(rows, axis=-1, dtype=lib.sum_dtype(dtype))
         return lib.cast(lib.reshape(added, out.shape), out.dtype)
 
     return kernel
@@ -172,6 +191,8 @@ def traps(lib: Library, y: Any) -> Any:
 
 def power(lib: Library, x: Any, y: Any) -> Any:
     """Return x**y; for integers a negative exponent gives 0 unless the base is 1 or -1, where NumPy would raise."""
+    if x.dtype in lib.complex:  # its error grows with that of y log x
+        return lib.pow(lib.cast(x, complex128), lib.cast(y, complex128))
     if x.dtype not in lib.integers:  # for exponents of 0.5 NumPy uses sqrt, which gives nan for -inf
         return lib.where((x == -math.inf) & (y == 0.5), math.inf, lib.pow(x, y))
     if x.dtype not in lib.signed:
@@ -185,10 +206,10 @@ def matrix_product(lib: Library, x: Any, y: Any) -> Any:
     depth = x.shape[-1]
     if depth <= MAX_DIRECT_K or x.dtype in lib.integers:
         return lib.matmul(x, y)
-    total = 0.0
+    total, wide = 0.0, lib.native[complex128 if x.dtype in lib.complex else float64]
     for start in range(0, depth, MAX_DIRECT_K):
         part = slice(start, min(start + MAX_DIRECT_K, depth))
-        total = total + lib.cast(lib.matmul(x[..., part], y[..., part, :]), float64)
+        total = total + lib.asarray(lib.matmul(x[..., part], y[..., part, :]), dtype=wide)
     return total
 
 
@@ -220,7 +241,7 @@ def astype(lib: Library, out: Spec, x: Any, *, dtype: np.dtype) -> Any:
 
 def cumulative_sum(lib: Library, out: Spec, x: Any, *, axis: int, dtype: np.dtype) -> Any:
     """Return the cumulative sum, with floats accumulated in float64."""
-    added = lib.native[float64 if dtype in FLOATS else dtype]
+    added = lib.sum_dtype(dtype)
     return lib.cast(lib.cumulative_sum(lib.asarray(x, dtype=added), axis=axis, dtype=added), dtype)
 
 
@@ -231,7 +252,7 @@ def fill(lib: Library, out: Spec, value: Any, like: Any, *, shape: tuple, dtype:
 
 def iota(lib: Library, out: Spec, start: float, step: float, like: Any, *, size: int, dtype: np.dtype) -> Any:
     """Return start + step * i, computed in float64 for floats, and modulo 2**64 for integers."""
-    if dtype in FLOATS:
+    if dtype in INEXACT:
         return lib.cast(lib.arange(size, dtype=lib.native[float64]) * float(step) + float(start), dtype)
     return lib.cast(lib.arange(size, dtype=lib.native[int64]) * signed(step) + signed(start), dtype)
 
@@ -320,8 +341,8 @@ def scatter_add(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, 
     if not out.size or at.shape == (0,):
         return x
     order, ends, counts = group_by_index(lib, at, x.shape[axis])
-    exact = float64 if out.dtype in FLOATS else out.dtype
-    total = lib.cast(lib.take(with_flat_indices(lib, updates, at, x, axis), order, axis=axis), exact)
+    exact = lib.sum_dtype(out.dtype)
+    total = lib.asarray(lib.take(with_flat_indices(lib, updates, at, x, axis), order, axis=axis), dtype=exact)
     place, step, longest = lib.take(at, order, axis=0), 1, int(lib.max(counts))
     lead = (slice(None),) * axis
     while step < longest:  # total[i] is the sum of up to `step` updates that end at i, all for one index
@@ -331,7 +352,7 @@ def scatter_add(lib: Library, out: Spec, x: Any, indices: Any, updates: Any, *, 
         total = lib.concat([total[(*lead, slice(None, step), ...)], added], axis=axis)
         step *= 2
     found = lib.take(total, lib.where(counts > 0, ends - 1, 0), axis=axis)
-    return lib.where(along_axis(lib, counts > 0, x, axis), lib.cast(lib.cast(x, exact) + found, out.dtype), x)
+    return lib.where(along_axis(lib, counts > 0, x, axis), lib.cast(lib.asarray(x, dtype=exact) + found, out.dtype), x)
 
 
 def group_by_index(lib: Library, at: Any, n: int) -> tuple[Any, Any, Any]:

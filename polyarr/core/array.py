@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # declares the operators and methods that polyarr.ops adds to
 else:
     Methods = object
 
-NUMBERS: dict[type, Spec] = {kind: Spec((), kind) for kind in (bool, int, float)}
+NUMBERS: dict[type, Spec] = {kind: Spec((), kind) for kind in (bool, int, float, complex)}
 NUMBERS |= {IntNumber: NUMBERS[int], FloatNumber: NUMBERS[float]}
 
 

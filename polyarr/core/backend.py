@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.core.program import Fusion, Program, Run
-from polyarr.core.spec import DTYPES
+from polyarr.core.spec import COMPLEX, DTYPES
 from polyarr.core.tuning import Tuning
 
 
@@ -169,7 +169,7 @@ class Backend(NamedTuple):
         upload: numpy.ndarray -> buffer that owns its memory.
         download: buffer -> C-contiguous numpy.ndarray owned by the caller. Waits for the buffer's value.
         synchronize: () -> None. Waits for all enqueued work.
-        dtypes: dtypes of the arrays that the backend can hold.
+        dtypes: dtypes of the arrays that the backend can hold; by default all but the complex ones.
         hardware: One line that describes the hardware. (`Array.device` is `name`.)
         memory: () -> bytes by name: "in use", "peak", "held", "limit". Empty if unknown.
         unordered: Ops that are not deterministic: the last bits of their results may differ between calls.
@@ -213,7 +213,7 @@ class Backend(NamedTuple):
     upload: Callable[[np.ndarray], Any]
     download: Callable[[Any], np.ndarray]
     synchronize: Callable[[], None] = _nothing
-    dtypes: frozenset[np.dtype] = frozenset(DTYPES)
+    dtypes: frozenset[np.dtype] = frozenset(DTYPES) - {*COMPLEX}
     hardware: str = "cpu"
     memory: Callable[[], dict[str, int]] = _no_memory_report
     unordered: frozenset[Any] = frozenset()

@@ -97,7 +97,7 @@ def tracer(slot: int, now: Any, record: Callable[..., Any]) -> Number:
     return (IntNumber if isinstance(now, (int, np.integer)) else FloatNumber)(slot, now, record)
 
 
-NUMBERS = (int, float, Number)  # the types of scalar inputs
+NUMBERS = (int, float, complex, Number)  # Python numbers, and tracers of scalar inputs
 
 
 def evaluate(fn: Callable[..., Any], *numbers: Any) -> Any:

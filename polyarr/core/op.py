@@ -44,7 +44,7 @@ from polyarr.core.number import Number, check
 from polyarr.core.precision import as_kernel_takes, decided
 from polyarr.core.record import Need, need_of, record_fused, record_rules, run_custom_vjp
 from polyarr.core.spec import (
-    FLOATS,
+    INEXACT,
     INTEGERS,
     NARROW,
     Spec,
@@ -265,7 +265,7 @@ class Op:
             scalar_arrays=scalar_arrays,
             check=self.checks and self.checks(*specs, **params),
             dtype=None if self.decomposition or self._keeps_dtype(flat, out) else out.dtype,
-            carries=any(type(s) is Spec and s.dtype in FLOATS for s in flatten((out,))),
+            carries=any(type(s) is Spec and s.dtype in INEXACT for s in flatten((out,))),
             widened=self.widen and any(s.dtype in NARROW for s in flat),
         )
 
@@ -284,7 +284,7 @@ class Op:
         shared = self._shared_dtype(specs)
         casts = [shared if i in self.promoted else None for i in range(len(specs))]
         for i in self.indices:
-            if type(specs[i]) is Spec and specs[i].dtype in (float, bool):
+            if type(specs[i]) is Spec and specs[i].dtype in (float, bool, complex):
                 raise DtypeError(f"{self.name}: {self.inputs[i]} is {specs[i]}; it must be integers")
             if type(specs[i]) is Spec and specs[i].dtype in INTEGERS and specs[i].dtype not in (int32, int64):
                 casts[i] = int64

@@ -9,7 +9,7 @@ from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_o
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.binding import outdated_backward, wrong_result
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
-from polyarr.core.spec import FLOATS, Spec, described
+from polyarr.core.spec import INEXACT, Spec, described
 from polyarr.core.tape import Node, Result, is_pulled_once
 
 
@@ -19,7 +19,7 @@ def track(value: Any, node: Node) -> None:
         value.node = node
         return
     for i, member in enumerate(flatten(value)):
-        if member.spec.dtype in FLOATS:
+        if member.spec.dtype in INEXACT:
             member.node = Result(node, i)
 
 
@@ -49,7 +49,7 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
     """
     if type(g) is not Array or g.shape != spec.shape:
         raise ShapeError(f"{given} {described(g)} for {spec}; it must be an array of that shape")
-    if g.dtype != spec.dtype and spec.dtype in FLOATS:
+    if g.dtype != spec.dtype and spec.dtype in INEXACT:
         raise DtypeError(f"{given} {g.spec} for {spec}; it must have that dtype: cast it with astype")
     if backend is not None and not backend.meets(g.backend):
         where = f"{g.spec} on {g.backend.name!r} for an array on {backend.name!r}"

@@ -15,36 +15,42 @@ bool = np.dtype(np.bool_)
 int8, int16, int32, int64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
 float16, float32, float64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
+complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 
 SIGNED = (int8, int16, int32, int64)
 UNSIGNED = (uint8, uint16, uint32, uint64)
 INTEGERS = SIGNED + UNSIGNED
 FLOATS = (float16, bfloat16, float32, float64)
+COMPLEX = (complex64, complex128)
+INEXACT = FLOATS + COMPLEX  # dtypes that carry a gradient
 NARROW = (float16, bfloat16)  # storage types: computed in float32 and rounded once
-DTYPES = (bool, *INTEGERS, *FLOATS)
+DTYPES = (bool, *INTEGERS, *INEXACT)
 
 # The kinds of dtypes that an op may require, by the name that errors use.
 KINDS = {
     "any": DTYPES,
+    "numeric": INTEGERS + INEXACT,
     "real": INTEGERS + FLOATS,
+    "inexact": INEXACT,
     "floating": FLOATS,
+    "complex": COMPLEX,
     "signed": SIGNED + FLOATS,
     "integer": INTEGERS,
     "bool": (bool,),
     "integer or bool": (bool, *INTEGERS),
 }
 
-Number = builtins.bool | int | float
+Number = builtins.bool | int | float | complex
 _MAX_BYTES = 2**63 - 1
 
 
 class Spec:
     """Shape and dtype of an array, without its values.
 
-    A Python number has shape () and the Python type (bool, int or float) as its dtype: it is weakly typed and takes the
-    dtype of the arrays that it is combined with. Ops called with Specs return the Spec of the result and compute
-    nothing.
+    A Python number has shape () and the Python type (bool, int, float or complex) as its dtype: it is weakly typed and
+    takes the dtype of the arrays that it is combined with. Ops called with Specs return the Spec of the result and
+    compute nothing.
 
     Attributes:
         shape: Length of each axis.
@@ -119,7 +125,7 @@ def as_dtype(dtype: object) -> np.dtype:
     Raises:
         DtypeError: polyarr has no such dtype.
     """
-    python = {builtins.bool: bool, int: int64, float: float32}
+    python = {builtins.bool: bool, int: int64, float: float32, complex: complex64}
     if isinstance(dtype, type) and dtype in python:
         return python[dtype]
     try:
@@ -148,7 +154,17 @@ def promote(op: str, specs: Sequence[Spec]) -> np.dtype:
     for spec in specs:
         if spec.is_number and not _number_fits(spec.dtype, dtype):
             raise DtypeError(f"{op}: cannot combine {_listed(specs)}; cast the array with astype")
-    return dtype
+    return complex_of(dtype) if any(s.dtype is complex for s in specs) else dtype
+
+
+def complex_of(dtype: np.dtype) -> np.dtype:
+    """Return the complex dtype whose parts hold the values of a floating-point dtype; a complex dtype unchanged."""
+    return dtype if dtype in COMPLEX else complex128 if dtype == float64 else complex64
+
+
+def real_of(dtype: np.dtype) -> np.dtype:
+    """Return the dtype of the parts of a complex dtype; any other dtype unchanged."""
+    return {complex64: float32, complex128: float64}.get(dtype, dtype)
 
 
 def _promote_pair(op: str, a: np.dtype, b: np.dtype, specs: Sequence[Spec]) -> np.dtype:
@@ -156,6 +172,8 @@ def _promote_pair(op: str, a: np.dtype, b: np.dtype, specs: Sequence[Spec]) -> n
         if {a, b} == {float16, bfloat16}:
             return float32
         return a if a.itemsize > b.itemsize else b
+    if a in INEXACT and b in INEXACT:
+        return complex128 if float64 in (real_of(a), real_of(b)) else complex64
     if a in INTEGERS and b in INTEGERS:
         found = np.promote_types(a, b)
         if found in INTEGERS:
@@ -166,17 +184,21 @@ def _promote_pair(op: str, a: np.dtype, b: np.dtype, specs: Sequence[Spec]) -> n
 def _number_fits(number: type, dtype: np.dtype) -> builtins.bool:
     if number is builtins.bool:
         return dtype == bool
-    return dtype in FLOATS or (number is int and dtype in INTEGERS)
+    return dtype in INEXACT or (number is int and dtype in INTEGERS)
 
 
 def may_not_fit(number: type, dtype: np.dtype) -> builtins.bool:
     """Return whether some Python numbers of a type are out of range for dtype, so that check_number must run."""
+    if number is complex:
+        return dtype not in COMPLEX
     return dtype != bool and (number is int or (number is float and dtype in INTEGERS))
 
 
 def check_number(op: str, name: str, value: Number, dtype: np.dtype) -> None:
-    """Raise OverflowError for a Python number that dtype cannot represent; nothing wraps around silently."""
-    low, high = _LIMITS.get(dtype, (-math.inf, math.inf))
+    """Raise OverflowError for a number out of the range of dtype, DtypeError for a complex one that it cannot hold."""
+    low, high = _LIMITS.get(real_of(dtype), (-math.inf, math.inf))
+    if isinstance(value, complex):
+        raise DtypeError(f"{op}: {name} is {value}; {dtype.name} has no imaginary part")
     if not low <= value <= high:
         given = (
             value if isinstance(value, float) or value.bit_length() <= 64 else f"an int of {value.bit_length()} bits"
@@ -204,8 +226,14 @@ def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
         given = "None" if spec is None else "a list"
         raise TypeError(f"{op}: {name} is {given}; it must be an array or a Python number")
     if not spec.is_number and spec.dtype not in KINDS[kind]:
-        required = {"real": "real-valued", "any": "an array", "floating": "floating-point"}.get(kind, kind)
+        required = _REQUIRED.get(kind, kind)
         raise DtypeError(f"{op}: {name} is {spec}; its dtype must be {required}")
+
+
+_REQUIRED = {
+    "any": "an array", "numeric": "numeric, not bool", "real": "real-valued", "inexact": "floating-point or complex",
+    "floating": "floating-point",
+}  # fmt: skip
 
 
 def broadcast(op: str, *specs: Spec) -> tuple[int, ...]:

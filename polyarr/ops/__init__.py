@@ -272,7 +272,7 @@ METHODS = {
     "__bool__": lambda self: bool(_scalar(self, "bool", "bool")),
     "__int__": lambda self: int(_scalar(self, "int", "int")),
     "__float__": lambda self: float(_scalar(self, "float", "float")),
-    "__complex__": lambda self: complex(_scalar(self, "complex", "complex")),
+    "__complex__": lambda self: builtins.complex(_scalar(self, "complex", "complex")),
     "__index__": _index,
     "__len__": _length,
     "__iter__": _iterate,

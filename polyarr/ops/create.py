@@ -7,11 +7,12 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import primitive
-from polyarr.core.spec import Spec, as_dtype, check_kind, described, float32, int64
+from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, described, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.validation import check_array, whole, wholes
 
-NATURAL = {bool: bool_, int: int64, float: float32}  # dtypes of Python numbers, the narrowest kind first
+# dtypes of Python numbers, the narrowest kind first
+NATURAL = {bool: bool_, int: int64, float: float32, complex: complex64}
 
 
 def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:

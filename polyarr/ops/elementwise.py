@@ -10,16 +10,26 @@ from polyarr.core.array import spec_of
 from polyarr.core.errors import DtypeError
 from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import FLOATS, Spec, as_dtype, broadcast, check_kind, dtype_name
+from polyarr.core.spec import (
+    COMPLEX,
+    FLOATS,
+    Spec,
+    as_dtype,
+    broadcast,
+    check_kind,
+    complex_of,
+    dtype_name,
+    real_of,
+)
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import fill
 from polyarr.ops.declare import elementwise
-from polyarr.ops.logic import equal, less, less_equal, not_equal
+from polyarr.ops.logic import equal, less, less_equal, logical_and, not_equal
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def add(x, y):
     """Return x + y.
 
@@ -28,7 +38,7 @@ def add(x, y):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def subtract(x, y):
     """Return x - y.
 
@@ -37,7 +47,7 @@ def subtract(x, y):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def multiply(x, y):
     """Return x * y.
 
@@ -46,7 +56,7 @@ def multiply(x, y):
     """
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def divide(x, y):
     """Return x / y.
 
@@ -97,7 +107,7 @@ def minimum(x, y):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def negative(x):
     """Return -x.
 
@@ -106,17 +116,17 @@ def negative(x):
     """
 
 
-@elementwise("real", primitive=False, widen=False)
+@elementwise("numeric", primitive=False, widen=False)
 def positive(x):
     """Return +x, the same values.
 
     >>> pa.positive(pa.asarray([1.0, -2.0]))
     Array([ 1., -2.], float32, 'numpy')
     """
-    return multiply(x, 1)
+    return multiply(x, 1) if x.dtype not in COMPLEX else complex(real_part(x), imaginary_part(x))
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", real_of, widen=False)
 def abs(x):
     """Return the absolute value of x.
 
@@ -127,18 +137,18 @@ def abs(x):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def sign(x):
-    """Return -1, 0 or 1 by the sign of x; nan stays nan.
+    """Return -1, 0 or 1 by the sign of x; nan stays nan. A complex x is divided by its absolute value.
 
     >>> pa.sign(pa.asarray([-2.0, 0.0, 3.0]))
     Array([-1.,  0.,  1.], float32, 'numpy')
 
-    Gradients: none; the derivative is zero almost everywhere
+    Gradients: none; the derivative is zero almost everywhere (of a complex x write x / abs(x))
     """
 
 
-@elementwise("real", primitive=False)
+@elementwise("numeric", primitive=False)
 def square(x):
     """Return x * x.
 
@@ -148,7 +158,7 @@ def square(x):
     return multiply(x, x)
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def reciprocal(x):
     """Return 1 / x.
 
@@ -193,7 +203,7 @@ def trunc(x):
     return where(less(x, 0), ceil(x), floor(x))
 
 
-@elementwise("real", widen=False)
+@elementwise("numeric", widen=False)
 def round(x):
     """Return the nearest integer, in the dtype of x; halves round to even.
 
@@ -204,36 +214,68 @@ def round(x):
     """
 
 
-@elementwise("real", primitive=False, widen=False)
+# ---- complex numbers --------------------------------------------------------------------------------------------
+
+
+@elementwise("complex", real_of, group="complex")
+def real_part(x):
+    """Return the real part of a complex array; `real` takes any dtype.
+
+    Gradients: x
+    """
+
+
+@elementwise("complex", real_of, group="complex")
+def imaginary_part(x):
+    """Return the imaginary part of a complex array; `imag` takes any dtype.
+
+    Gradients: x
+    """
+
+
+@elementwise("floating", complex_of, group="complex")
+def complex(x, y):
+    """Return the complex array x + iy; a product by i would lose signs of zeros, and infinities.
+
+    >>> pa.ops.complex(pa.asarray([1.0, 2.0]), pa.asarray([0.0, -1.0]))
+    Array([1.+0.j, 2.-1.j], complex64, 'numpy')
+
+    Gradients: x, y
+    """
+
+
+@elementwise("numeric", real_of, primitive=False, widen=False)
 def real(x):
-    """Return the real part, which is x: there are no complex dtypes.
+    """Return the real part of x; x itself if it is not complex.
 
-    >>> pa.real(pa.asarray([1.0, -2.0]))
+    >>> pa.real(pa.asarray([1 + 2j, -2.0]))
     Array([ 1., -2.], float32, 'numpy')
+
+    Gradients: x
     """
-    return x
+    return real_part(x) if x.dtype in COMPLEX else x
 
 
-@elementwise("real", primitive=False, widen=False)
-def conj(x):
-    """Return the complex conjugate, which is x: there are no complex dtypes.
-
-    >>> pa.conj(pa.asarray([1.0, -2.0]))
-    Array([ 1., -2.], float32, 'numpy')
-    """
-    return x
-
-
-@elementwise("real", primitive=False, widen=False)
+@elementwise("numeric", real_of, primitive=False, widen=False)
 def imag(x):
-    """Return the imaginary part, which is 0: there are no complex dtypes.
+    """Return the imaginary part of x; 0 if it is not complex.
 
-    >>> pa.imag(pa.asarray([1.0, -2.0]))
-    Array([0., 0.], float32, 'numpy')
+    >>> pa.imag(pa.asarray([1 + 2j, -2.0]))
+    Array([2., 0.], float32, 'numpy')
 
-    Gradients: none
+    Gradients: x, if it is complex
     """
-    return fill(0, x, shape=x.shape, dtype=x.dtype)
+    return imaginary_part(x) if x.dtype in COMPLEX else fill(0, x, shape=x.shape, dtype=x.dtype)
+
+
+@elementwise("numeric", primitive=False, widen=False)
+def conj(x):
+    """Return the complex conjugate of x; x itself if it is not complex.
+
+    >>> pa.conj(pa.asarray([1 + 2j]))
+    Array([1.-2.j], complex64, 'numpy')
+    """
+    return complex(real_part(x), negative(imaginary_part(x))) if x.dtype in COMPLEX else x
 
 
 # fmt: off  the table is read by its columns
@@ -247,7 +289,7 @@ maximum.vjp(x=lambda g, x, y: _share(g, y, x), y=lambda g, x, y: _share(g, x, y)
 minimum.vjp(x=lambda g, x, y: _share(g, x, y), y=lambda g, x, y: _share(g, y, x))
 negative.vjp(x=lambda g: negative(g))
 positive.vjp(x=lambda g: g)
-abs.vjp(x=lambda g, x: multiply(g, sign(x)))
+abs.vjp(x=lambda g, x: multiply(g, _abs_slope(x)))
 sign.vjp(x=None)
 square.vjp(x=lambda g, x: multiply(g, multiply(x, 2)))
 reciprocal.vjp(x=lambda g, out: negative(multiply(g, square(out))))
@@ -255,7 +297,19 @@ floor.vjp(x=None)
 ceil.vjp(x=None)
 trunc.vjp(x=None)
 round.vjp(x=None)
+real_part.vjp(x=lambda g: complex(g, 0.0))
+imaginary_part.vjp(x=lambda g: complex(array_like(0.0, g), negative(g)))
+complex.vjp(x=lambda g: real_part(g), y=lambda g: negative(imaginary_part(g)))
+conj.vjp(x=lambda g: conj(g))
 # fmt: on
+
+
+def _abs_slope(x):
+    """Return the derivative of |x|, and 0 at 0; of a complex x by its parts, as the gradients of polyarr have it."""
+    if x.dtype not in COMPLEX:
+        return sign(x)
+    size = abs(x)
+    return divide(conj(x), where(equal(size, 0), 1, size))
 
 
 def _share(g, small, large):
@@ -266,7 +320,7 @@ def _share(g, small, large):
 # ---- classes and signs -----------------------------------------------------------------------------------------
 
 
-@elementwise("real", bool_, primitive=False, widen=False)
+@elementwise("numeric", bool_, primitive=False, widen=False)
 def isinf(x):
     """Return whether x is plus or minus infinity, element by element.
 
@@ -276,13 +330,15 @@ def isinf(x):
     return equal(abs(x), math.inf) if _is_floating(x) else not_equal(x, x)
 
 
-@elementwise("real", bool_, primitive=False, widen=False)
+@elementwise("numeric", bool_, primitive=False, widen=False)
 def isfinite(x):
     """Return whether x is neither infinite nor nan, element by element.
 
     >>> pa.isfinite(pa.asarray([1.0, pa.inf, pa.nan]))
     Array([ True, False, False], bool, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return logical_and(isfinite(real_part(x)), isfinite(imaginary_part(x)))
     return less(abs(x), math.inf) if _is_floating(x) else equal(x, x)
 
 
@@ -420,11 +476,15 @@ def astype(x, *, dtype):
         Array of the shape of x and the given dtype.
 
     Raises:
-        DtypeError: There is no such dtype.
+        DtypeError: There is no such dtype, or x is complex and the dtype is neither complex nor bool.
 
-    Gradients: x, if both dtypes are floating-point
+    Gradients: x, if both dtypes are floating-point or complex
     """
-    return Spec(x.shape, as_dtype(dtype)), {"dtype": as_dtype(dtype)}
+    found = as_dtype(dtype)
+    if x.dtype in COMPLEX and found not in (*COMPLEX, bool_):
+        lost = f"astype: x is {x}, and dtype {found.name} has no imaginary part"
+        raise DtypeError(f"{lost}; take real, imag or abs first")
+    return Spec(x.shape, found), {"dtype": found}
 
 
 def like(x, other):
@@ -433,7 +493,7 @@ def like(x, other):
 
 
 where.vjp(condition=None, x=lambda g, condition: where(condition, g, 0), y=lambda g, condition: where(condition, 0, g))
-astype.vjp(x=lambda g, x_spec: astype(g, dtype=x_spec.dtype))
+astype.vjp(x=lambda g, x_spec: astype(g if x_spec.dtype in COMPLEX else real(g), dtype=x_spec.dtype))
 
 
 @composed(widen=False, canonical=lambda arrays, dtype: {"dtype": as_dtype(dtype)})

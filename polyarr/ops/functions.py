@@ -3,9 +3,11 @@
 They broadcast and promote as the ops of elementwise.py do. VJPs stand under the ops.
 """
 
+import cmath
 import math
 
 from polyarr.core.number import NUMBERS, evaluate
+from polyarr.core.spec import COMPLEX
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
@@ -23,10 +25,10 @@ from polyarr.ops.elementwise import (
     subtract,
     where,
 )
-from polyarr.ops.logic import bitwise_or, equal, greater, less
+from polyarr.ops.logic import bitwise_or, equal, greater, less, not_equal
 
 
-@elementwise("real")
+@elementwise("numeric")
 def pow(x, y):
     """Return x to the power y.
 
@@ -37,7 +39,7 @@ def pow(x, y):
     """
 
 
-@elementwise("floating", widen=False)
+@elementwise("inexact", widen=False)
 def exp(x):
     """Return e to the power x.
 
@@ -46,7 +48,7 @@ def exp(x):
     """
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def expm1(x):
     """Return exp(x) - 1, accurate near 0.
 
@@ -55,7 +57,7 @@ def expm1(x):
     """
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def log(x):
     """Return the natural logarithm of x; -inf at 0, nan below 0.
 
@@ -64,7 +66,7 @@ def log(x):
     """
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def log1p(x):
     """Return log(1 + x), accurate near 0.
 
@@ -73,7 +75,7 @@ def log1p(x):
     """
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def log2(x):
     """Return the logarithm of x to base 2.
 
@@ -83,7 +85,7 @@ def log2(x):
     return multiply(log(x), 1 / math.log(2))
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def log10(x):
     """Return the logarithm of x to base 10.
 
@@ -93,7 +95,7 @@ def log10(x):
     return multiply(log(x), 1 / math.log(10))
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def sqrt(x):
     """Return the square root of x; nan below 0.
 
@@ -102,7 +104,7 @@ def sqrt(x):
     """
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def rsqrt(x):
     """Return 1 / sqrt(x).
 
@@ -112,7 +114,7 @@ def rsqrt(x):
     return divide(1, sqrt(x))
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def sin(x):
     """Return the sine of x, an angle in radians.
 
@@ -121,7 +123,7 @@ def sin(x):
     """
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def cos(x):
     """Return the cosine of x, an angle in radians.
 
@@ -130,7 +132,7 @@ def cos(x):
     """
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def tan(x):
     """Return the tangent of x, an angle in radians.
 
@@ -140,34 +142,38 @@ def tan(x):
     return divide(sin(x), cos(x))
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def asin(x):
     """Return the angle in [-pi/2, pi/2] whose sine is x; nan outside [-1, 1].
 
     >>> pa.asin(pa.asarray([0.0, 1.0]))
     Array([0.       , 1.5707964], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return multiply(asinh(multiply(x, 1j)), -1j)
     return atan2(x, sqrt(multiply(subtract(1, x), add(1, x))))
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def acos(x):
     """Return the angle in [0, pi] whose cosine is x; nan outside [-1, 1].
 
     >>> pa.acos(pa.asarray([0.0, 1.0]))
     Array([1.5707964, 0.       ], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return subtract(math.pi / 2, asin(x))
     return atan2(sqrt(multiply(subtract(1, x), add(1, x))), x)
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def atan(x):
     """Return the angle in [-pi/2, pi/2] whose tangent is x.
 
     >>> pa.atan(pa.asarray([0.0, 1.0]))
     Array([0.       , 0.7853982], float32, 'numpy')
     """
-    return atan2(x, 1)
+    return multiply(atanh(multiply(x, 1j)), -1j) if x.dtype in COMPLEX else atan2(x, 1)
 
 
 @elementwise("floating")
@@ -181,31 +187,35 @@ def atan2(x, y):
     """
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def sinh(x):
     """Return the hyperbolic sine of x.
 
     >>> pa.sinh(pa.asarray([0.0, 1.0]))
     Array([0.       , 1.1752012], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return multiply(subtract(exp(x), exp(negative(x))), 0.5)
     u = expm1(abs(x))
     # u + u/(u+1) keeps its digits near 0; where exp overflows, u/(u+1) would be inf/inf.
     return copysign(multiply(add(u, where(isinf(u), 1, divide(u, add(u, 1)))), 0.5), x)
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def cosh(x):
     """Return the hyperbolic cosine of x.
 
     >>> pa.cosh(pa.asarray([0.0, 1.0]))
     Array([1.       , 1.5430807], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return multiply(add(exp(x), exp(negative(x))), 0.5)
     half = multiply(exp(multiply(abs(x), 0.5)), 0.5)
     # exp(|x|/2) squared: exp(|x|) itself overflows before cosh does.
     return add(multiply(multiply(half, half), 2), multiply(exp(negative(abs(x))), 0.5))
 
 
-@elementwise("floating")
+@elementwise("inexact")
 def tanh(x):
     """Return the hyperbolic tangent of x.
 
@@ -214,33 +224,37 @@ def tanh(x):
     """
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def asinh(x):
     """Return the inverse hyperbolic sine of x.
 
     >>> pa.asinh(pa.asarray([0.0, 1.0]))
     Array([0.       , 0.8813736], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return log(add(x, sqrt(add(square(x), 1))))
     a = abs(x)
     small = log1p(add(a, divide(square(a), add(1, sqrt(add(square(a), 1))))))
     large = add(log(a), log1p(sqrt(add(square(reciprocal(a)), 1))))  # a * a may be infinite
     return copysign(where(greater(a, 1), large, small), x)
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def acosh(x):
     """Return the inverse hyperbolic cosine of x; nan below 1.
 
     >>> pa.acosh(pa.asarray([1.0, 2.0]))
     Array([0.      , 1.316958], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return log(add(x, multiply(sqrt(add(x, 1)), sqrt(subtract(x, 1)))))
     t, r = subtract(x, 1), reciprocal(x)
     small = log1p(add(t, multiply(sqrt(t), sqrt(add(t, 2)))))
     large = add(log(x), log1p(sqrt(multiply(subtract(1, r), add(1, r)))))  # 2 * t may be infinite
     return where(greater(x, 2), large, small)
 
 
-@elementwise("floating", primitive=False)
+@elementwise("inexact", primitive=False)
 def atanh(x):
     """Return the inverse hyperbolic tangent of x; nan outside [-1, 1].
 
@@ -366,6 +380,8 @@ def _less_one(y):
 
 
 def _log_or_0(x):
+    if isinstance(x, complex):
+        return cmath.log(x) if x else 0.0
     return math.log(x) if x > 0 else 0.0
 
 
@@ -373,7 +389,8 @@ def _growth(x, out):
     """Return the derivative of x**y by y: x**y log x, and 0 where x is not positive."""
     if isinstance(x, NUMBERS):
         return multiply(out, evaluate(_log_or_0, x))
-    return where(less(0, x), multiply(out, log(where(less(0, x), x, 1))), 0)
+    is_there = not_equal(x, 0) if x.dtype in COMPLEX else less(0, x)
+    return where(is_there, multiply(out, log(where(is_there, x, 1))), 0)
 
 
 def _gap(x, y):

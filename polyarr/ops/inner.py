@@ -9,7 +9,7 @@ from polyarr.ops.convolution import (
 )
 from polyarr.ops.create import fill, iota
 from polyarr.ops.decompositions import cholesky, det, eigh, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals
-from polyarr.ops.elementwise import astype, astype_all, where
+from polyarr.ops.elementwise import astype, astype_all, complex, imaginary_part, real_part, where
 from polyarr.ops.head import cross_entropy_and_gradient
 from polyarr.ops.index import argtopk
 from polyarr.ops.joining import concat, repeat

@@ -11,9 +11,9 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
-from polyarr.core.spec import Spec, broadcast, check_kind, described, shown
+from polyarr.core.spec import COMPLEX, Spec, broadcast, check_kind, described, real_of, shown
 from polyarr.ops import elementwise, functions, reduce
-from polyarr.ops.elementwise import astype, multiply, square, where
+from polyarr.ops.elementwise import astype, conj, multiply, square, where
 from polyarr.ops.functions import sqrt
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.reduce import axes_of, sum
@@ -26,8 +26,8 @@ def matrix_product(x, y, *, precision=None):
     """Return the matrix product over the last two axes; matmul and others run this op.
 
     Args:
-        x: Integer or floating-point array (..., m, k).
-        y: Integer or floating-point array (..., k, n), promoted with x. The leading axes broadcast.
+        x: Integer, floating-point or complex array (..., m, k).
+        y: Integer, floating-point or complex array (..., k, n), promoted with x. The leading axes broadcast.
         precision: As in matmul.
 
     Returns:
@@ -40,7 +40,7 @@ def matrix_product(x, y, *, precision=None):
     Gradients: x, y
     """
     for name, a in (("x", x), ("y", y)):
-        check_kind("matmul", name, a, "real")
+        check_kind("matmul", name, a, "numeric")
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
         raise ShapeError(f"matmul: x is {x}, y is {y}; x.shape[-1] must equal y.shape[-2]")
     lead = broadcast("matmul", Spec(x.shape[:-2], x.dtype), Spec(y.shape[:-2], y.dtype))
@@ -65,8 +65,8 @@ def matmul(x, y, *, precision=None):
     """Return the matrix product. A one-dimensional x counts as a row, a one-dimensional y as a column.
 
     Args:
-        x: Integer or floating-point array (..., m, k) or (k,).
-        y: Integer or floating-point array (..., k, n) or (k,), promoted with x. The leading axes broadcast.
+        x: Integer, floating-point or complex array (..., m, k) or (k,).
+        y: Integer, floating-point or complex array (..., k, n) or (k,), promoted with x. The leading axes broadcast.
         precision: How exact a product of float32 arrays is, as in set_matmul_precision; None for the current setting.
 
     Returns:
@@ -98,11 +98,11 @@ def matmul(x, y, *, precision=None):
 
 @composed(promote="x y")
 def vecdot(x, y, *, axis=-1):
-    """Return the dot product of vectors along an axis.
+    """Return the dot product of vectors along an axis; elements of a complex x are conjugated.
 
     Args:
-        x: Integer or floating-point array.
-        y: Integer or floating-point array, promoted with x, that broadcasts against it.
+        x: Integer, floating-point or complex array.
+        y: Integer, floating-point or complex array, promoted with x, that broadcasts against it.
         axis: Axis of the vectors; x and y have the same length along it.
 
     Returns:
@@ -123,7 +123,7 @@ def vecdot(x, y, *, axis=-1):
     at = one_axis("vecdot", shorter, axis) - len(shorter.shape)  # broadcasting aligns the last axes
     if x.shape[at] != y.shape[at]:
         raise ShapeError(f"vecdot: x is {spec_of(x)}, y is {spec_of(y)}; they must agree along axis {axis}")
-    return sum(multiply(x, y), axis=at, dtype=x.dtype)
+    return sum(multiply(conj(x) if x.dtype in COMPLEX else x, y), axis=at, dtype=x.dtype)
 
 
 @composed(promote="x y", widen=False)
@@ -131,8 +131,8 @@ def outer(x, y):
     """Return the outer product of two vectors.
 
     Args:
-        x: Integer or floating-point array (m,).
-        y: Integer or floating-point array (n,), promoted with x.
+        x: Integer, floating-point or complex array (m,).
+        y: Integer, floating-point or complex array (n,), promoted with x.
 
     Returns:
         Array (m, n) of the promoted dtype.
@@ -158,8 +158,8 @@ def tensordot(x, y, *, axes=2, precision=None):
     """Return the sum of products over pairs of axes of two tensors.
 
     Args:
-        x: Integer or floating-point array.
-        y: Integer or floating-point array, promoted with x.
+        x: Integer, floating-point or complex array.
+        y: Integer, floating-point or complex array, promoted with x.
         axes: Int n: the last n axes of x with the first n of y. Or two tuples of ints: axes of x, and those of y that
             they are paired with.
         precision: As in matmul.
@@ -205,26 +205,26 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     """Return the norm of order `ord` of vectors: sum(|x|^ord)^(1/ord).
 
     Args:
-        x: Floating-point array.
+        x: Floating-point or complex array.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
         ord: Order. inf gives the largest magnitude, -inf the smallest, 0 the number of nonzero elements.
 
     Returns:
-        Array without the reduced axes, of the dtype of x.
+        Real array without the reduced axes, of the precision of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is not floating-point or complex.
         ShapeError: x lacks an axis, or ord is inf or -inf and there are no elements.
 
     Gradients: x; 0 where the norm is 0, and for elements that are 0 if the order is below 1
     """
-    check_kind("vector_norm", "x", spec_of(x), "floating")
+    check_kind("vector_norm", "x", spec_of(x), "inexact")
     kind, over = number("vector_norm", "ord", ord), {"axis": axes_of("vector_norm", x, axis), "keepdims": keepdims}
     if kind == 0:
-        return sum(astype(not_equal(x, 0), dtype=x.dtype), **over)
+        return sum(astype(not_equal(x, 0), dtype=real_of(x.dtype)), **over)
     if kind == 2 and over["axis"]:
-        return _root(sum(square(x), **over), sqrt)
+        return _root(sum(square(elementwise.abs(x) if x.dtype in COMPLEX else x), **over), sqrt)
     sizes = elementwise.abs(x)
     if kind == 1 or not over["axis"]:  # a power and its root would only round
         return sum(sizes, **over)
@@ -283,7 +283,7 @@ def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> A
     Args:
         subscripts: Labels of the axes of each operand, and of the result after "->", such as "bhtd,bhsd->bhts"; "..."
             stands for leading axes that broadcast.
-        *operands: Integer or floating-point arrays, promoted to one dtype.
+        *operands: Integer, floating-point or complex arrays, promoted to one dtype.
         precision: As in matmul.
 
     Returns:

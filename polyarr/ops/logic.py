@@ -66,7 +66,7 @@ def greater_equal(x, y):
     return less_equal(y, x)
 
 
-@elementwise("real", bool_, primitive=False, widen=False)
+@elementwise("numeric", bool_, primitive=False, widen=False)
 def isnan(x):
     """Return whether x is nan, element by element.
 

@@ -387,7 +387,7 @@ def mean(x, *, axis=None, keepdims=False):
     """Return the arithmetic mean over axes; nan for no elements.
 
     Args:
-        x: Floating-point array.
+        x: Floating-point or complex array.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
 
@@ -395,7 +395,7 @@ def mean(x, *, axis=None, keepdims=False):
         Array without the reduced axes, of the dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is not floating-point or complex.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -405,7 +405,7 @@ def mean(x, *, axis=None, keepdims=False):
 
     Gradients: x
     """
-    check_kind("mean", "x", _spec(x), "floating")
+    check_kind("mean", "x", _spec(x), "inexact")
     axis = axes_of("mean", x, axis)
     return divide(sum(x, axis=axis, keepdims=keepdims), float(_count(x, axis)))
 
@@ -434,6 +434,7 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
 
     Gradients: x
     """
+    check_kind("var", "x", _spec(x), "floating")
     axis = axes_of("var", x, axis)
     correction = number("var", "correction", correction)
     centred = subtract(x, mean(x, axis=axis, keepdims=True))

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import FLOATS, Spec, check_kind, described, int64, promote
+from polyarr.core.spec import COMPLEX, FLOATS, Spec, check_kind, described, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, fill
-from polyarr.ops.elementwise import add, astype, subtract, where
+from polyarr.ops.elementwise import add, astype, imag, real, subtract, where
 from polyarr.ops.getitem import true_positions
 from polyarr.ops.index import argsort, scatter, take
 from polyarr.ops.joining import concat
@@ -73,6 +73,9 @@ def _position(ordered: Array, x: Array, after: bool) -> Array:
 
 def _before(x: Array, y: Array) -> Array:
     """Return whether x < y, where nan is larger than all numbers."""
+    if x.dtype in COMPLEX:
+        rest = bitwise_and(equal(real(x), real(y)), _before(imag(x), imag(y)))
+        return bitwise_or(_before(real(x), real(y)), rest)
     if x.dtype not in FLOATS:
         return less(x, y)
     return bitwise_or(less(x, y), bitwise_and(isnan(y), equal(x, x)))
@@ -104,7 +107,7 @@ def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     n = pool.shape[0]
     if not n:
         return fill(invert, x1, shape=x1.shape, dtype=bool_)
-    pool = take(pool, argsort(pool), axis=0)
+    pool = take(pool, _order(pool), axis=0)
     at = _position(pool, x1, False)
     nearest = take(pool, where(less(at, n), at, n - 1), axis=0)
     return not_equal(nearest, x1) if invert else equal(nearest, x1)
@@ -259,10 +262,18 @@ def _groups(op: str, x: Array) -> tuple[Array, Array, Array]:
     if type(x) is not Array:
         raise TypeError(f"{op}: x is {described(x)}; it must be a polyarr array, whose values decide the shape")
     flat = reshape(x, shape=(-1,))
-    order = argsort(_ordered_kind(flat))
+    order = _order(flat)
     ordered = take(flat, order, axis=0)
     one = fill(True, flat, shape=(min(flat.shape[0], 1),), dtype=bool_)
     return flat, order, concat([one, not_equal(ordered[1:], ordered[:-1])], axis=0)
+
+
+def _order(x: Array) -> Array:
+    """Return the indices that sort x, complex numbers by their real part and then by their imaginary part."""
+    if x.dtype not in COMPLEX:
+        return argsort(_ordered_kind(x))
+    order = argsort(imag(x))
+    return take(order, argsort(take(real(x), order, axis=0)), axis=0)
 
 
 def _ordered_kind(x: Array) -> Array:

@@ -15,8 +15,10 @@ from polyarr.files import HeldFile
 from polyarr.saving.atomic import written_whole
 from polyarr.schema import loaded_json
 
-CODES = {"BF16": bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64, "BOOL": np.bool_} | {
-    f"{kind.upper()}{bits}": np.dtype(f"{'u' * (kind == 'u')}int{bits}") for kind in "iu" for bits in (8, 16, 32, 64)
+CODES = {"BF16": bfloat16, "BOOL": np.bool_, "C64": np.complex64} | {
+    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
 _FURTHER = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2}  # for `polyarr inspect` only
 MAX_HEADER = 100_000_000  # bytes, as in the safetensors format

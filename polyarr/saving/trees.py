@@ -144,8 +144,9 @@ def _free_name(path: tuple, taken: dict[str, Any]) -> str:
 def _checked(name: str, a: Any) -> np.ndarray:
     host = a.numpy() if isinstance(a, Array) else a
     native = host.dtype.newbyteorder("=")
-    if native not in DTYPES:
-        raise DtypeError(f"save: {name} is of {host.dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
+    if native not in CODES.values():
+        held = ", ".join(d.name for d in DTYPES if d in CODES.values())
+        raise DtypeError(f"save: {name} is of {host.dtype}; the format has {held}")
     return np.require(host, native, "C")
 
 

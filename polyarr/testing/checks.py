@@ -29,18 +29,19 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.names import renamed
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS, Spec, float32, float64
+from polyarr.core.spec import COMPLEX, INEXACT, Spec, float32, float64, real_of
 from polyarr.testing import covered
 from polyarr.testing.compare import (
     CheckFailure,
     Lacking,
     bits,
     close,
+    direction_at,
     gradients_agree,
     same_count,
     same_zeros,
     values,
-)
+)  # fmt: skip
 from polyarr.testing.samples import SAMPLES, Entry, alone, large, numbers
 from polyarr.testing.strategies import LAYOUTS, REPEATING, Data, Sample, wrong_numbers
 from polyarr.testing.tolerance import FLOOR, largest
@@ -109,10 +110,11 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
     got = values(place, op(*sample.arrays(backend), **sample.params))
     expected = _reference(op, entry, sample.hosts(entry.wide), sample.params)
     bounds = magnitudes(op, entry, sample, expected)
+    kind = "function" if op in (ops.abs, ops.sign) and sample.dtypes() & {*COMPLEX} else entry.kind
     same_count(place, got, expected)
     for i, (g, e, m) in enumerate(zip(got, expected, bounds, strict=True)):
         what = "the result" if len(got) == 1 else f"result {i}"
-        close(place, what, g, e, entry.kind, m, flushes=g.dtype in backend.flushes)
+        close(place, what, g, e, kind, m, flushes=g.dtype in backend.flushes)
         if entry.signed_zeros:
             same_zeros(place, what, g, e)
 
@@ -454,10 +456,10 @@ def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray])
 
 
 def _without_sign(a: Any) -> Any:
-    """Return floats and int8 as absolute values; wider integers are indices, whose sign must stay."""
-    if not isinstance(a, np.ndarray) or (a.dtype.kind != "f" and a.dtype != np.int8):
+    """Return inexact numbers and int8 as absolute values; wider integers are indices, whose sign must stay."""
+    if not isinstance(a, np.ndarray) or (a.dtype.kind not in "fc" and a.dtype != np.int8):
         return a
-    return np.abs(a if a.dtype.kind == "f" else a.astype(np.int16))
+    return np.abs(a if a.dtype.kind in "fc" else a.astype(np.int16))
 
 
 def _flat_hosts(sample: Sample) -> list[np.ndarray]:
@@ -465,14 +467,14 @@ def _flat_hosts(sample: Sample) -> list[np.ndarray]:
 
 
 def carries_gradient(op: Op, sample: Sample) -> bool:
-    """Return whether an input and a result are floating-point arrays."""
-    return all(any(d in FLOATS for d in found) for found in _dtypes(op, sample))
+    """Return whether an input and a result are floating-point or complex arrays."""
+    return all(any(d in INEXACT for d in found) for found in _dtypes(op, sample))
 
 
 def coarsest(op: Op, sample: Sample) -> np.dtype:
     """Return the floating-point dtype with the largest eps among inputs and results: it limits the gradients."""
     inputs, results = _dtypes(op, sample)
-    return max((d for d in (*inputs, *results) if d in FLOATS), key=lambda d: polyarr.finfo(d).eps)
+    return max((d for d in (*inputs, *results) if d in INEXACT), key=lambda d: polyarr.finfo(d).eps)
 
 
 def _dtypes(op: Op, sample: Sample) -> tuple[list[np.dtype], list[np.dtype]]:
@@ -484,11 +486,11 @@ def _dtypes(op: Op, sample: Sample) -> tuple[list[np.dtype], list[np.dtype]]:
 
 def cotangents_of(result: Any, sample: Sample) -> Any:
     """Return a cotangent for every result (an integer result is its own), or None without floating-point results."""
-    if not any(a.dtype in FLOATS for a in tree.leaves(result)):
+    if not any(a.dtype in INEXACT for a in tree.leaves(result)):
         return None
 
     def cotangent(a: Array) -> Array:
-        return _direction(a, 8, sample.g) if a.dtype in FLOATS else a
+        return _direction(a, 8, sample.g) if a.dtype in INEXACT else a
 
     return tree.map(cotangent, result)
 
@@ -548,7 +550,7 @@ def _scalar(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Call
     def value(*args: Any) -> Array:
         result = op(*args, **params)
         pairs = zip(tree.leaves(result), tree.leaves(cotangents_of(result, sample)), strict=True)
-        return _added([ops.sum(a * g) for a, g in pairs if a.dtype in FLOATS])
+        return functools.reduce(ops.add, [ops.real(ops.sum(a * g)) for a, g in pairs if a.dtype in INEXACT])
 
     return value
 
@@ -560,29 +562,25 @@ def _slope(op: Op, backend: Backend, sample: Sample, wide: bool = True) -> Calla
     def slope(*args: Any) -> Array:
         grads = polyarr.grad(value, argnums=tuple(range(len(args))))(*args)
         found = [g for g in tree.leaves(grads) if type(g) is Array]
-        return _added([ops.sum(g * _direction(g, 11 + i)) for i, g in enumerate(found)])
+        return functools.reduce(ops.add, [ops.real(ops.sum(g * _direction(g, 11 + i))) for i, g in enumerate(found)])
 
     return slope
-
-
-def _added(parts: list[Array]) -> Array:
-    return functools.reduce(ops.add, parts)
 
 
 def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value: Callable, grads: tuple) -> None:
     """Compare grads along a random direction with (value(x + h u) - value(x - h u)) / 2h."""
     hosts = sample.hosts()
-    direction = tree.map(lambda a: np.random.default_rng(3).standard_normal(np.shape(a)), hosts)
+    direction = tree.map(direction_at, hosts)
 
     def at(t: float) -> float:
         moved = tree.map(lambda a, d: np.asarray(a + t * d) if _moves(a) else a, hosts, direction)
         return value(*tree.map(lambda a: polyarr.asarray(a, device=backend) if isinstance(a, np.ndarray) else a, moved))
 
     along, found = dict(tree.items(direction)), dict(tree.items(grads))
-    terms = [(g.numpy() * along[path]).reshape(-1) for path, g in found.items() if type(g) is Array]
+    terms = [(g.numpy() * along[path]).real.reshape(-1) for path, g in found.items() if type(g) is Array]
     exact = float(sum(t.sum() for t in terms))
     result = op(*sample.arrays(backend, wide=True), **sample.wide_params())
-    step, tolerance = STEPS[float32 if any(a.dtype == float32 for a in tree.leaves(result)) else float64]
+    step, tolerance = STEPS[float32 if any(real_of(a.dtype) == float32 for a in tree.leaves(result)) else float64]
     numeric = (at(step) - at(-step)) / (2 * step)
     size = 1 + abs(numeric) + float(sum(np.abs(t).sum() for t in terms))
     if not abs(exact - numeric) <= tolerance * size:
@@ -592,7 +590,8 @@ def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value:
 
 
 def _moves(a: Any) -> bool:
-    return isinstance(a, np.ndarray) and a.dtype.kind == "f"
+    return isinstance(a, np.ndarray) and a.dtype.kind in "fc"
+
 
 
 def __getattr__(name: str) -> Any:

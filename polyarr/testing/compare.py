@@ -6,7 +6,7 @@ import numpy as np
 
 from polyarr import tree
 from polyarr.core.array import Array
-from polyarr.core.spec import FLOATS, NARROW
+from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, NARROW
 from polyarr.creation import finfo
 from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest, rounded, ties
 
@@ -116,8 +116,13 @@ def close(
     """
     if got.shape != expected.shape:
         raise CheckFailure(f"{where}: {what} has shape {list(got.shape)}, expected {list(expected.shape)}")
-    if got.dtype not in FLOATS:
+    if got.dtype not in INEXACT:
         bad, bound = got != expected, np.zeros(got.shape)
+    elif got.dtype in COMPLEX:
+        with np.errstate(all="ignore"):
+            bound = allowed("function" if kind == "arithmetic" else kind, got.dtype, np.abs(expected), magnitude)
+            same = _alike(got.real, expected.real) & _alike(got.imag, expected.imag)
+            bad = ~(same | (np.abs(got - expected) <= bound))
     else:
         coarser = max(got.dtype, dtype or got.dtype, key=lambda d: finfo(d).eps)
         with np.errstate(invalid="ignore"):
@@ -135,6 +140,10 @@ def close(
         )
 
 
+def _alike(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return (got == expected) | (np.isnan(got) & np.isnan(expected))
+
+
 def _from_where(bad: np.ndarray) -> str:
     """Return, for a large array, from which element on all differ or up to which one none does; else ""."""
     first = int(np.argmax(bad))
@@ -146,7 +155,7 @@ def _from_where(bad: np.ndarray) -> str:
 
 def _distance(got: Any, expected: Any) -> str:
     with np.errstate(all="ignore"):
-        return f"{abs(np.float64(got) - np.float64(expected)):.3g}"
+        return f"{abs(np.complex128(got) - np.complex128(expected)):.3g}"
 
 
 def _apart(
@@ -181,3 +190,9 @@ def same_zeros(where: str, what: str, got: np.ndarray, expected: np.ndarray) -> 
         if bad.any():
             at = np.unravel_index(np.argmax(bad), bad.shape)
             raise CheckFailure(f"{where}: {what} at {list(map(int, at))} is {got[at]}, expected {expected[at]}")
+
+
+def direction_at(host: Any) -> np.ndarray:
+    """Return a random direction for a central difference at a host array; a complex one for complex numbers."""
+    found = np.random.default_rng(3).standard_normal(np.shape(host))
+    return found * (1 + 0.7j) if np.iscomplexobj(host) else found

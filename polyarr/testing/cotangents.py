@@ -14,7 +14,7 @@ from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS
+from polyarr.core.spec import COMPLEX, INEXACT
 from polyarr.testing.checks import carries_gradient, check, coarsest, gradients_of, label_of, reference
 from polyarr.testing.compare import CheckFailure, close, values
 from polyarr.testing.samples import SAMPLES
@@ -92,7 +92,7 @@ def _agree(op: Op, backend: Backend, sample: Sample, what: str, change: Change |
     for name, due in expected.items():
         whose, found = f"with a cotangent {what}, d/d{name}", got[name]
         _check_not_finite(place, whose, found, due)
-        both = np.isfinite(found.astype(np.float64)) & np.isfinite(due)
+        both = np.isfinite(_plain(found)) & np.isfinite(due)
         found, due = np.where(both, found, found.dtype.type(0)), np.where(both, due, 0.0)
         close(
             place, whose, found, due, "gradient", max(GRADIENT_FLOOR, largest(due), usual[name]), coarsest(op, sample)
@@ -110,7 +110,7 @@ def _gradients(op: Op, backend: Backend, sample: Sample, change: Change | None, 
 
 
 def _cotangent(a: Array, layout: str, change: Change | None) -> Array:
-    if a.dtype not in FLOATS:
+    if a.dtype not in INEXACT:
         return a
     data = Data(a.shape, a.dtype.name, "eighths", layout, seed=8)
     if change is None:
@@ -119,11 +119,16 @@ def _cotangent(a: Array, layout: str, change: Change | None) -> Array:
     return ops.broadcast_to(from_numpy(host, a.backend), shape=a.shape)
 
 
+def _plain(a: np.ndarray) -> np.ndarray:
+    """Return an array in a dtype that all functions of NumPy know, unlike bfloat16."""
+    return a if a.dtype in COMPLEX else a.astype(np.float64)
+
+
 def _check_not_finite(place: str, what: str, got: np.ndarray, expected: np.ndarray) -> None:
     """Check that elements that are not finite in the expected gradient are not finite in the one found."""
     if got.shape != expected.shape:
         raise CheckFailure(f"{place}: {what} has shape {list(got.shape)}, expected {list(expected.shape)}")
-    bad = np.isfinite(got.astype(np.float64)) & ~np.isfinite(expected)
+    bad = np.isfinite(_plain(got)) & ~np.isfinite(expected)
     if bad.any():
         at = np.unravel_index(np.argmax(bad), bad.shape)
         raise CheckFailure(

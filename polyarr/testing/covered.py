@@ -52,6 +52,6 @@ def _magnitudes(data: Data) -> tuple[float, float]:
     if data.values in MATRICES:
         data = replace(data, shape=(64, DRAWN // 64))
     with np.errstate(all="ignore"):
-        found = np.abs(data.numpy().astype(np.float64))
+        found = np.abs(data.wide()).astype(np.float64)
     found = found[np.isfinite(found) & (found != 0)]
     return (float(found.min()), float(found.max())) if found.size else (np.inf, 0.0)

@@ -19,6 +19,13 @@ def silu(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, x * np.exp(x) / (1 + np.exp(x)), x / (1 + np.exp(-x)))
 
 
+def complex_of_parts(x: Any, y: Any) -> np.ndarray:
+    x, y = np.broadcast_arrays(x, y)
+    found = np.empty(x.shape, np.complex128)
+    found.real, found.imag = x, y
+    return found
+
+
 def power(x: Any, y: Any) -> np.ndarray:
     """Return x**y; integers keep the array's dtype."""
     dtype = next(a.dtype for a in (x, y) if isinstance(a, np.ndarray))

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from polyarr import ops, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
-from polyarr.core.spec import FLOATS, Spec, as_dtype
+from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, Spec, as_dtype, real_of
 from polyarr.creation import finfo
 from polyarr.testing.shaped import MATRICES
 from polyarr.testing.sweeps import corners, quiet, sweep, with_nans
@@ -234,7 +234,7 @@ def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray |
 
 def _filler(dtype: np.dtype) -> Any:
     """Return the value between and around the elements of a view, which makes a kernel's stray reads visible."""
-    return np.nan if dtype in FLOATS else True if dtype.kind == "b" else np.iinfo(dtype).max
+    return np.nan if dtype in INEXACT else True if dtype.kind == "b" else np.iinfo(dtype).max
 
 
 def _plain(host: np.ndarray, axis: int, upload: Callable) -> Array:
@@ -339,8 +339,8 @@ class Data:
 
     @property
     def is_floating(self) -> bool:
-        """True if the dtype is a floating-point one, so that a gradient may flow."""
-        return as_dtype(self.dtype) in FLOATS
+        """True if the dtype is a floating-point or complex one, so that a gradient may flow."""
+        return as_dtype(self.dtype) in INEXACT
 
     def numpy(self) -> np.ndarray:
         """Return the values as a host array of the dtype."""
@@ -357,6 +357,8 @@ class Data:
         return self.seed % max(len(self.shape), 1)
 
     def _drawn(self, rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
+        if dtype in COMPLEX:  # both parts by the same rule
+            return np.stack([self._drawn(rng, size, real_of(dtype)) for _ in range(2)], axis=-1).view(dtype).reshape(-1)
         if " beside " in self.values:
             return _with_isolated_special(self, rng, size, dtype)
         if self.values == "special" and dtype.kind != "b":
@@ -392,6 +394,8 @@ class Data:
         """Return the values as a host array, with floats widened to float64."""
         host = self.numpy()
         with np.errstate(invalid="ignore"):  # the product makes signaling nans quiet; a cast need not
+            if host.dtype in COMPLEX:
+                return host.astype(np.complex128)
             return np.asarray(host.astype(np.float64) * 1.0) if self.is_floating else host
 
     def array(self, backend: Backend, wide: bool = False) -> Array:
@@ -407,7 +411,7 @@ def _values_of(data: Data) -> np.ndarray:
     """Return the values before they are laid out, cached: a check needs its inputs about ten times."""
     dtype, rng = as_dtype(data.dtype), np.random.default_rng(data.seed)
     host = data._drawn(rng, math.prod(data.shape), dtype).reshape(data.shape)
-    if data.flushed and data.is_floating:
+    if data.flushed and dtype in FLOATS:
         host = np.where(np.abs(host) < finfo(dtype).smallest_normal, np.copysign(dtype.type(0), host), host)
     return host
 
@@ -443,7 +447,7 @@ class Sample:
         return tree.map(lambda leaf: fn(leaf) if isinstance(leaf, Data) else leaf, self.inputs)
 
     def arrays(self, backend: Backend, wide: bool = False) -> tuple:
-        """Return the inputs as arrays on a backend; with `wide`, floats are float64."""
+        """Return the inputs as arrays on a backend; with `wide`, floats are float64, complex numbers complex128."""
         made: dict[Data, Array] = {}
 
         def array(data: Data) -> Array:
@@ -511,11 +515,13 @@ class Sample:
         return self.mapped(lambda d: Spec(d.shape, as_dtype(d.dtype)))
 
     def wide_params(self) -> dict[str, Any]:
-        """Return the parameters for a computation in float64."""
-        return {
-            name: "float64" if name == "dtype" and value and as_dtype(value) in FLOATS else value
-            for name, value in self.params.items()
-        }
+        """Return the parameters for a computation in float64 or complex128."""
+        return {name: _widest(value) if name == "dtype" and value else value for name, value in self.params.items()}
+
+
+def _widest(dtype: Any) -> Any:
+    found = as_dtype(dtype)
+    return "complex128" if found in COMPLEX else "float64" if found in FLOATS else dtype
 
 
 def _placed(inputs: tuple, path: tuple, data: Data) -> tuple:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from polyarr.core.spec import FLOATS, NARROW, bfloat16, float16, float32, float64
+from polyarr.core.spec import INEXACT, NARROW, bfloat16, float16, float32, float64, real_of
 from polyarr.creation import finfo
 
 # Tolerances are multiples of the dtype's eps, relative to a magnitude that the class defines:
@@ -19,6 +19,8 @@ from polyarr.creation import finfo
 #   weighted    like composed, for sums with weights that may first be rounded to the dtype (attention)
 #   program     like composed, for a function of several ops, each of which rounds
 #   gradient    the largest expected value of the whole gradient
+#
+# Complex numbers have the tolerance of their parts' dtype, relative to the absolute value.
 #
 # float16 and bfloat16 are computed in float32 and rounded once: they have the tolerance of float32 plus ROUNDED ulps of
 # their own. Classes with a column for them may round or accumulate in the narrow dtype on the way.
@@ -46,8 +48,9 @@ FLOOR, GRADIENT_FLOOR = 0.01, 0.1
 
 def allowed(kind: str, dtype: np.dtype, expected: np.ndarray, magnitude: np.ndarray | float = 0.0) -> np.ndarray:
     """Return the allowed error of each element as float64; infinite expected values allow none."""
-    if dtype not in FLOATS:
+    if dtype not in INEXACT:
         return np.zeros(expected.shape)
+    dtype = real_of(dtype)
     if dtype in NARROW and dtype not in TABLE[kind]:
         wide = allowed(kind, np.dtype(float32), expected, magnitude) if kind not in ("exact", "arithmetic") else 0.0
         return wide + (0.0 if kind == "exact" else ROUNDED) * ulp(dtype, expected)

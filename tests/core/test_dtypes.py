@@ -12,7 +12,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
-from polyarr.core.spec import DTYPES, FLOATS, INTEGERS, SIGNED, UNSIGNED
+from polyarr.core.spec import COMPLEX, DTYPES, FLOATS, INTEGERS, SIGNED, UNSIGNED
 from polyarr.testing.strategies import Data
 
 NAMES = [d.name for d in DTYPES]
@@ -31,8 +31,11 @@ def expected_promotion(a: str, b: str) -> str | None:
     """Return the standard's promotion; bfloat16 joins the floats, and with float16 gives float32."""
     if a == b:
         return a
+    if any("complex" in n for n in (a, b)) and all("complex" in n or "float" in n for n in (a, b)):
+        return "complex128" if {"float64", "complex128"} & {a, b} else "complex64"
     kinds = {
-        n: ("bool" if n == "bool" else "uint" if n[0] == "u" else "int" if n[0] == "i" else "float") for n in (a, b)
+        n: {"b": "bool", "u": "uint", "i": "int", "c": "complex"}.get(n[0], "float") if n != "bfloat16" else "float"
+        for n in (a, b)
     }
     if set(kinds.values()) == {"int", "uint"}:
         return MIXED_TABLE.get(tuple(sorted((a, b))))
@@ -60,15 +63,20 @@ def test_promotion(on_numpy: Backend, a: str, b: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("number", [True, 1, 1.0])
+@pytest.mark.parametrize("number", [True, 1, 1.0, 1 + 0j])
 def test_python_numbers_are_weak(on_numpy: Backend, dtype: str, number: object) -> None:
     x = pa.ones(2, dtype=dtype)
-    kind = "bool" if dtype == "bool" else "float" if "float" in dtype else "int"
-    fits = {"bool": kind == "bool", "int": kind in ("int", "float"), "float": kind == "float"}[type(number).__name__]
+    kind = "bool" if dtype == "bool" else "float" if "float" in dtype or "complex" in dtype else "int"
+    if type(number) is complex:
+        expected = {"float64": "complex128"}.get(dtype, dtype if "complex" in dtype else "complex64")
+        fits = kind == "float"
+    else:
+        expected = dtype
+        fits = {bool: kind == "bool", int: kind in ("int", "float"), float: kind == "float"}[type(number)]
     if fits:
         assert ops.equal(x, number).tolist() == [True, True]
-        assert ops.where(pa.asarray([True, False]), x, number).dtype == dtype
-        assert pa.result_type(x, number) == dtype
+        assert ops.where(pa.asarray([True, False]), x, number).dtype == expected
+        assert pa.result_type(x, number) == expected
     else:
         with pytest.raises(DtypeError, match="cannot combine"):
             ops.equal(x, number)
@@ -76,10 +84,14 @@ def test_python_numbers_are_weak(on_numpy: Backend, dtype: str, number: object) 
 
 @pytest.mark.parametrize("source", NAMES)
 def test_every_conversion(backend: Backend, source: str) -> None:
-    values = "positive" if source in ("float16", "bfloat16", "float32", "float64") else "mixed"
+    values = "positive" if "float" in source or "complex" in source else "mixed"
     host = Data((33,), source, values, seed=3).numpy()
     x = pa.asarray(host)
     for target in DTYPES:
+        if source[:7] == "complex" and target not in (*COMPLEX, pa.bool):
+            with pytest.raises(DtypeError, match=r"has no imaginary part; take real, imag or abs first"):
+                x.astype(target)
+            continue
         got = x.astype(target)
         assert got.dtype == target
         through = host.astype("float64") if target == ml_dtypes.bfloat16 and source[0] in "iu" else host
@@ -191,18 +203,19 @@ def test_whole_numbers_above_two_to_the_53(backend: Backend, dtype: str) -> None
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x, i, b: ops.exp(i), r"exp: x is int32\[2\]; its dtype must be floating-point"),
-        (lambda x, i, b: i / i, "its dtype must be floating-point"),
+        (lambda x, i, b: ops.exp(i), r"exp: x is int32\[2\]; its dtype must be floating-point or complex"),
+        (lambda x, i, b: i / i, "its dtype must be floating-point or complex"),
         (lambda x, i, b: ops.bitwise_and(x, x), "its dtype must be integer or bool"),
         (lambda x, i, b: ops.logical_not(i), "its dtype must be bool"),
-        (lambda x, i, b: b + b, "its dtype must be real-valued"),
+        (lambda x, i, b: b + b, "its dtype must be numeric, not bool"),
+        (lambda x, i, b: (x + 1j) < x, "its dtype must be real-valued"),
         (lambda x, i, b: x + i, r"cannot promote float32\[2\] and int32\[2\]; cast one of them with astype"),
         (lambda x, i, b: i + 1.5, r"cannot combine int32\[2\] and a Python float; cast the array with astype"),
         (lambda x, i, b: ops.where(i, x, x), "its dtype must be bool"),
         (lambda x, i, b: ops.mean(i), "its dtype must be floating-point"),
         (lambda x, i, b: ops.add(1, 2), "got only Python numbers; at least one input must be an array"),
         (lambda x, i, b: ops.take(x, x), "indices is"),
-        (lambda x, i, b: x.astype("complex64"), "no dtype 'complex64'; polyarr has bool, int8"),
+        (lambda x, i, b: x.astype("complex256"), "no dtype 'complex256'; polyarr has bool, int8"),
         (lambda x, i, b: pa.zeros(2, dtype="str"), "no dtype 'str'"),
         (lambda x, i, b: x.astype("flaot32"), "no dtype 'flaot32'"),
         (lambda x, i, b: x.astype(None), "no dtype None"),

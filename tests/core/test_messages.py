@@ -51,7 +51,7 @@ def refused(call: Callable, error: type[Exception], message: str) -> None:
         (lambda x: put(x, 0, None), TypeError, r"^x\[key\] = value: value is None"),
         (lambda x: put(x, x > 0, "a"), TypeError, r"^x\[key\] = value: value is a str"),
         (lambda x: put(x, 0, np.ones(3)), TypeError, r"value is a numpy\.ndarray; it must be a polyarr array"),
-        (lambda x: put(x, 0, 1j), TypeError, r"value is a complex"),
+        (lambda x: put(x, 0, 1j), DtypeError, r"value is 1j; float32 has no imaginary part"),
         (lambda x: put(x, 0, pa.ones(2)), ShapeError, r"value is float32\[2\]; it must broadcast to \[3\]"),
         (lambda x: put(x.astype(pa.int8), 0, 300), OverflowError, r"^x\[key\] = value: value is 300; int8 holds"),
         (lambda x: put(x, "a", 1), IndexError, "^indexing: an index is str"),

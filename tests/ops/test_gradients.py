@@ -13,14 +13,19 @@ from polyarr.testing import SAMPLES, checks
 
 pytestmark = pytest.mark.imports_only
 
-SMOOTH = [op for op in OPS if op in SAMPLES and SAMPLES[op].smooth]
-each = pytest.mark.parametrize("op", SMOOTH, ids=[op.name for op in SMOOTH])
+DIFFERENTIABLE = [op for op in OPS if op in SAMPLES and SAMPLES[op].smooth]
+SMOOTH = [(op, "float64") for op in DIFFERENTIABLE if SAMPLES[op].usual != "complex64"]
+SMOOTH += [  # the docstring of sign says that it gives complex numbers no gradient
+    (op, "complex128") for op in DIFFERENTIABLE if "complex128" in SAMPLES[op].dtypes and op is not ops.sign
+]
+NAMES = [op.name if dtype == "float64" else f"{op.name}-complex" for op, dtype in SMOOTH]
+each = pytest.mark.parametrize(("op", "dtype"), SMOOTH, ids=NAMES)
 
 
 @each
 @given(data=st.data())
-def test_gradient(op: Op, data: st.DataObject) -> None:
-    sample = data.draw(SAMPLES[op].smooth("float64"))
+def test_gradient(op: Op, dtype: str, data: st.DataObject) -> None:
+    sample = data.draw(SAMPLES[op].smooth(dtype))
     if checks.carries_gradient(op, sample):
         checks.check_gradient(op, "numpy", sample)
 
@@ -28,8 +33,8 @@ def test_gradient(op: Op, data: st.DataObject) -> None:
 @each
 @given(data=st.data())
 @settings(max_examples=6)
-def test_second_order(op: Op, data: st.DataObject) -> None:
-    sample = data.draw(SAMPLES[op].smooth("float64"))
+def test_second_order(op: Op, dtype: str, data: st.DataObject) -> None:
+    sample = data.draw(SAMPLES[op].smooth(dtype))
     if checks.carries_gradient(op, sample):
         checks.check_second_order(op, "numpy", sample)
 

@@ -7,6 +7,7 @@ import numpy as np
 from polyarr.backends.numpy.table import KERNELS
 from polyarr.core.backend import Backend, DLPack
 from polyarr.core.dlpack import Shared, is_on_host, memory_of
+from polyarr.core.spec import DTYPES
 from polyarr.plugins import hookimpl
 
 
@@ -15,6 +16,7 @@ def start() -> Backend:
     return Backend(
         "numpy",
         KERNELS,
+        dtypes=frozenset(DTYPES),
         upload=np.array,
         download=_download,
         hardware="the host's CPU, NumPy",

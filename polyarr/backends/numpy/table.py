@@ -21,7 +21,7 @@ from polyarr.backends.kernels import (
     reduction,
     with_flat_indices,
 )
-from polyarr.core.spec import FLOATS, INTEGERS, Spec, float64
+from polyarr.core.spec import FLOATS, INEXACT, INTEGERS, Spec
 
 BLOCK = 64  # largest number of terms summed sequentially
 NUMPY = Library(np)
@@ -69,7 +69,7 @@ def short_sum(fn: Callable) -> Callable:
             return np.asarray(fn(x, axis=axis, keepdims=keepdims, dtype=dtype))
         if dtype != x.dtype or math.prod(x.shape[i] for i in axis) > BLOCK:
             return long(out, x, axis=axis, keepdims=keepdims, dtype=dtype)
-        added = fn(x, axis=axis, keepdims=keepdims, dtype=float64 if dtype in FLOATS else dtype)
+        added = fn(x, axis=axis, keepdims=keepdims, dtype=NUMPY.sum_dtype(dtype))
         return np.asarray(added, dtype=dtype)
 
     return kernel
@@ -97,6 +97,13 @@ def arg_extreme(extreme: Callable, plain: Callable) -> Callable:
     return kernel
 
 
+def complex_of_parts(out: Spec, x: Any, y: Any) -> np.ndarray:
+    """Return x + iy with the bits of both, which arithmetic would not keep for infinities and -0."""
+    found = np.empty(out.shape, out.dtype)
+    found.real, found.imag = x, y
+    return found
+
+
 def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return x // y; for integers NumPy's is 0 if y is 0."""
     return floor_divide(NUMPY, x, y) if x.dtype in FLOATS else np.floor_divide(x, y)
@@ -113,9 +120,9 @@ def slice_(out: Spec, x: np.ndarray, starts: tuple, *, steps: tuple, shape: tupl
 
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype) -> np.ndarray:
     """Return the cumulative sum, with floats accumulated in float64, by blocks."""
-    if dtype not in FLOATS:
+    if dtype not in INEXACT:
         return np.cumsum(x, axis=axis, dtype=dtype)
-    rows = np.moveaxis(x, axis, -1).astype(float64)
+    rows = np.moveaxis(x, axis, -1).astype(NUMPY.sum_dtype(dtype))
     return np.moveaxis(blocked_cumsum(rows), -1, axis).astype(dtype, copy=False)
 
 
@@ -150,7 +157,7 @@ def scatter(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, 
 def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
     """Return a copy of x with the updates added one after the other, floats in float64."""
     normalized_indices(NUMPY, "scatter_add", indices, x.shape[axis])
-    new = x.astype(float64 if x.dtype in FLOATS else x.dtype)
+    new = x.astype(NUMPY.sum_dtype(x.dtype))
     np.add.at(new, (*(slice(None),) * axis, indices), updates.astype(new.dtype, copy=False))
     return new.astype(out.dtype, copy=False)
 
@@ -223,6 +230,9 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.argmin: quiet(arg_extreme(np.min, np.argmin)),
     ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
     ops.remainder: quiet(elementwise(NUMPY, np.remainder)),
+    ops.real_part: lambda out, x: np.asarray(x.real),
+    ops.imaginary_part: lambda out, x: np.asarray(x.imag),
+    ops.complex: complex_of_parts,
     ops.reshape: lambda out, x, *, shape: x.reshape(shape),
     ops.permute_dims: lambda out, x, *, axes: x.transpose(axes),
     ops.slice: slice_,

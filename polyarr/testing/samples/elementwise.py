@@ -73,7 +73,10 @@ for _op, _values in {
     ops.floor: "away", ops.ceil: "away", ops.trunc: "away", ops.round: "away", ops.real: "normal", ops.conj: "normal",
     ops.imag: "normal",
 }.items():  # fmt: skip
-    _elementwise(_op, "real", "exact" if _op is not ops.square else "arithmetic", _values, zeros=_op is not ops.sign)
+    _kind = "real" if _op in (ops.floor, ops.ceil, ops.trunc) else "numeric"
+    _elementwise(_op, _kind, "exact" if _op is not ops.square else "arithmetic", _values, zeros=_op is not ops.sign)
+for _op, _reference in ((ops.real_part, np.real), (ops.imaginary_part, np.imag)):
+    _elementwise(_op, "complex", "exact", "normal", _reference)
 
 for _op, _values, _reference in (
     (ops.reciprocal, "positive", None), (ops.exp, "normal", None), (ops.expm1, "normal", None),
@@ -86,10 +89,11 @@ for _op, _values, _reference in (
     (ops.relu, "away", lambda x: np.maximum(x, 0)), (ops.silu, "normal", ref.silu),
 ):  # fmt: skip
     _kind = "arithmetic" if _op in (ops.reciprocal, ops.sqrt) else "exact" if _op is ops.relu else "function"
-    _elementwise(_op, "floating", _kind, _values, _reference, zeros=_op not in (ops.relu, ops.cos, ops.log, ops.silu))
+    _dtypes = "floating" if _op in (ops.erf, ops.sigmoid, ops.relu, ops.silu) else "inexact"
+    _elementwise(_op, _dtypes, _kind, _values, _reference, zeros=_op not in (ops.relu, ops.cos, ops.log, ops.silu))
 
 for _op in (ops.isnan, ops.isinf, ops.isfinite):
-    _elementwise(_op, "real", "exact", None)
+    _elementwise(_op, "numeric", "exact", None)
 _elementwise(ops.signbit, "floating", "exact", None)
 _elementwise(ops.bitwise_invert, "integer or bool", "exact", None)
 _elementwise(ops.logical_not, "bool", "exact", None)
@@ -114,10 +118,11 @@ def _binary(
     )
 
 
-_binary(ops.add, "real", "arithmetic", ("normal", "normal"))
-_binary(ops.subtract, "real", "arithmetic", ("normal", "normal"))
-_binary(ops.multiply, "real", "arithmetic", ("normal", "normal"), zeros=True)
-_binary(ops.divide, "floating", "arithmetic", ("normal", "positive"), zeros=True)
+_binary(ops.add, "numeric", "arithmetic", ("normal", "normal"))
+_binary(ops.subtract, "numeric", "arithmetic", ("normal", "normal"))
+_binary(ops.multiply, "numeric", "arithmetic", ("normal", "normal"), zeros=True)
+_binary(ops.complex, "floating", "exact", ("normal", "normal"), ref.complex_of_parts, zeros=True)
+_binary(ops.divide, "inexact", "arithmetic", ("normal", "positive"), zeros=True)
 _binary(ops.maximum, "real", "exact", ("normal", "positive"))
 _binary(ops.minimum, "real", "exact", ("normal", "positive"))
 _binary(ops.atan2, "floating", "function", ("normal", "positive"), zeros=True)
@@ -158,7 +163,7 @@ def _with_small_exponent(sample: Sample) -> Sample:
     return Sample((x, Data(y.shape, y.dtype, "below", y.layout, y.seed, limit=7) if isinstance(y, Data) else y))
 
 
-_binary(ops.pow, "real", "function", ("positive", "normal"), ref.power)
+_binary(ops.pow, "numeric", "function", ("positive", "normal"), ref.power)
 SAMPLES[ops.pow] = SAMPLES[ops.pow]._replace(cases=_powers)
 
 
@@ -259,7 +264,8 @@ TARGETS = ("bfloat16", *(d.name for d in DTYPES))  # always tries bfloat16: kern
 
 def _conversions(values: Callable[[str, str], Sequence[str]]) -> Cases:
     def cases(dtype: str) -> SearchStrategy[Sample]:
-        return st.tuples(st.sampled_from(SHAPES), st.sampled_from(TARGETS)).flatmap(
+        targets = [target for target in TARGETS if _convertible(dtype, target)]
+        return st.tuples(st.sampled_from(SHAPES), st.sampled_from(targets)).flatmap(
             memoized(
                 lambda pair: samples(datas(pair[0], dtype, values(dtype, pair[1])), params=st.just({"dtype": pair[1]}))
             )
@@ -269,6 +275,8 @@ def _conversions(values: Callable[[str, str], Sequence[str]]) -> Cases:
 
 
 def _convertible(source: str, target: str) -> Sequence[str]:
+    if "complex" in source and not ("complex" in target or target == "bool"):
+        return ()  # refused
     # The conversion of a float outside an integer's range is undefined.
     floating = "float" in source and "int" in target
     return (

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
         >>> SAMPLES[ops.exp].kind
         'function'
         >>> SAMPLES[ops.exp].dtypes
-        ('float16', 'bfloat16', 'float32', 'float64')
+        ('float16', 'bfloat16', 'float32', 'float64', 'complex64', 'complex128')
     """
 
     cases: Cases
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
     @property
     def usual(self) -> str:
         """The dtype that most checks of the op use."""
-        return "float32" if "float32" in self.dtypes else self.dtypes[-1]
+        return next((d for d in ("float32", "complex64") if d in self.dtypes), self.dtypes[-1])
 
 
 def dtypes(kind: str) -> tuple[str, ...]:
@@ -116,4 +116,6 @@ def lists(shapes: Sequence[Sequence[tuple]], params: SearchStrategy, values: Seq
 def numbers(dtype: str) -> tuple:
     if dtype == "bool":
         return (True, False)
+    if "complex" in dtype:
+        return (2, 0.5, 1 - 2j, 0, -3.0, 1.5j)
     return (2, 0, 1) if "int" in dtype else (2, 0.5, 0, -3.0, 1.5)

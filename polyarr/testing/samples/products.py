@@ -49,7 +49,7 @@ def _products(shapes: Sequence[tuple], params: SearchStrategy | None = None, smo
 def _product(op: Op, shapes: Sequence[tuple], reference: Callable, params: SearchStrategy | None = None) -> None:
     small = [pair for pair in shapes if all(np.prod(s) < 1200 for s in pair)]
     SAMPLES[op] = Entry(
-        _products(shapes, params), _products(small, params, smooth=True), reference, "reduction", dtypes("real"),
+        _products(shapes, params), _products(small, params, smooth=True), reference, "reduction", dtypes("numeric"),
         special="nonfinite",
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ for _op in (ops.matrix_product, ops.matmul):
 _product(
     ops.vecdot,
     (((3,), (3,)), ((2, 33), (33,)), ((5, 1, 4), (3, 4)), ((2, 0), (2, 0))),
-    lambda x, y, *, axis: np.sum(x * y, axis=axis, dtype=x.dtype),
+    lambda x, y, *, axis: np.sum(np.conj(x) * y, axis=axis, dtype=x.dtype),
 )
 _product(ops.outer, (((3,), (4,)), ((33,), (33,)), ((1,), (33,)), ((0,), (2,))), np.outer)
 _product(

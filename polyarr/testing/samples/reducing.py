@@ -65,7 +65,7 @@ _solid = tuple(s for s in SHAPES if 0 not in s)
 _reduction(ops.sum, "any", "reduction", ref.reduced(np.sum), _and_nonfinite)
 _reduction(
     ops.prod,
-    "real",
+    "numeric",
     "composed",
     ref.reduced(np.prod),
     lambda dtype: ("near one", "ties"),
@@ -79,7 +79,7 @@ for _op, _fn in ((ops.argmax, np.argmax), (ops.argmin, np.argmin)):
 for _op, _fn in ((ops.any, np.any), (ops.all, np.all)):
     _reduction(_op, "any", "exact", ref.reduced(_fn), lambda dtype: ("ties", "positive", "nonfinite"), None)
 _reduction(ops.logsumexp, "floating", "cancelling", ref.logsumexp, _and_nonfinite, shapes=_solid)
-_reduction(ops.mean, "floating", "reduction", ref.reduced(np.mean), _and_nonfinite)
+_reduction(ops.mean, "inexact", "reduction", ref.reduced(np.mean), _and_nonfinite)
 SAMPLES[ops.mean] = SAMPLES[ops.mean]._replace(smooth=SAMPLES[ops.logsumexp].smooth)  # the mean of an empty axis is nan
 
 
