@@ -33,8 +33,8 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-// Arguments of kernels that can find an index out of range: where the first faulty call of a thread, and one bad index
-// of that call, are recorded; see faults.py.
+// Arguments of kernels that can find an index out of range or a bad matrix: where the first faulty call of a thread, and
+// one fault of that call, are recorded; see faults.py.
 #define FAULT __global volatile int *fault, const long call
 
 static inline void note_fault(FAULT, long index, long limit) {
@@ -44,6 +44,9 @@ static inline void note_fault(FAULT, long index, long limit) {
         fault[3] = (int)((index - (int)index) >> 32);
     }
 }
+
+// Note that a matrix has no result; `message` is the number of the error's message.
+static inline void note_matrix(FAULT, int message) { note_fault(fault, call, message, -1); }
 
 // SUM += V with Kahan's compensated summation; LOST holds the rounding error, 0 at first. For infinities the error is
 // taken as 0, because the difference of two is nan.

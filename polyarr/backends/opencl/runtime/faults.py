@@ -1,9 +1,10 @@
-"""Indices out of range: noted on the device while kernels run, raised on the host in the threads that they concern.
+"""Bad indices and matrices: noted on the device while kernels run, raised on the host in the threads they concern.
 
-Each thread has a record on the device. A bad index is raised by the next read of the thread that passed it, and by the
-next read of a thread that used an array which the first thread made after that. An array carries the thread that made
-it and that thread's time, a counter that advances with each call that takes indices, each array of another thread that
-it uses, and each error that was raised. See docs/decisions/0005-bad-indices-are-reported-at-the-next-read.md.
+Each thread has a record on the device. An index out of range, or a matrix without a result, is raised by the next read
+of the thread that passed it, and by the next read of a thread that used an array which the first thread made after
+that. An array carries the thread that made it and that thread's time, a counter that advances with each call that takes
+indices or matrices, each array of another thread that it uses, and each error that was raised. See
+docs/decisions/0005-bad-indices-are-reported-at-the-next-read.md.
 """
 
 import contextlib
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from polyarr.core.errors import BackendError
+from polyarr.core.errors import BackendError, MatrixError
 
 if TYPE_CHECKING:
     from polyarr.backends.opencl.runtime.device import Device
 
 # Words of a record: 0 or the time of the first bad call since the last check; the index; the limit; the part of the
-# index beyond 32 bits, in units of 2**32.
+# index beyond 32 bits, in units of 2**32. Of a bad matrix: the time; the number of a message; OF_MATRIX; 0.
 WORDS = 4
+OF_MATRIX = -1  # in place of a limit
 MAX_ERRORS = 1000  # errors of a thread that are still reported to others
 MAX_FOLLOWED = 100  # arrays of other threads, since the last read, from which on settled ones are dropped
 
@@ -37,7 +39,7 @@ class Bad(NamedTuple):
 
     first: int
     last: int
-    message: str
+    error: Exception
 
 
 class Record:
@@ -58,11 +60,11 @@ class Record:
         self.origin = Origin(self, self.time)
         return self.time
 
-    def error(self, first: int, message: str) -> IndexError:
+    def error(self, first: int, error: Exception) -> Exception:
         """Return the error to raise for what was wrong from `first` on; later results are not suspect."""
-        self.bad.append(Bad(first, self.time, message))
+        self.bad.append(Bad(first, self.time, error))
         self.go_on()
-        return IndexError(message)
+        return type(error)(*error.args)
 
 
 class Faults:
@@ -73,6 +75,7 @@ class Faults:
         self._local = threading.local()
         self._threads = 0  # with a single thread, origins need not be followed
         self._unread: set[Record] = set()  # with calls that no read has checked
+        self._messages: list[str] = []  # of bad matrices, by number
 
     def mine(self) -> Record:
         """Return the record of the calling thread."""
@@ -93,7 +96,7 @@ class Faults:
         return self._threads > 1
 
     def call(self) -> tuple[Any, int]:
-        """Return what a kernel needs to note a bad index. Call it before the result is allocated."""
+        """Return what a kernel needs to note a fault. Call it before the result is allocated."""
         record = self.mine()
         if record.memory is None:
             record.memory = self._device.empty_words(WORDS)
@@ -102,21 +105,27 @@ class Faults:
         self._unread.add(record)
         return record.memory, record.time - record.checked
 
+    def message(self, text: str) -> int:
+        """Return the number by which a kernel notes that a matrix is bad; `text` is the message of the MatrixError."""
+        with self._device.lock:
+            self._messages.append(text)
+            return len(self._messages) - 1
+
     def follow(self, bufs: Any) -> None:
         """Note the arrays that this thread uses: errors in what they are made of will be raised here, too."""
         if self.are_several():
             _listen(self.mine(), bufs)
 
     def check(self) -> None:
-        """Raise IndexError for a bad call, since the last check, of this thread or of one whose arrays it used."""
+        """Raise the error of a bad call, since the last check, of this thread or of one whose arrays it used."""
         mine = self.mine()
         if not mine.is_checked:
             self._check_own(mine)
         seen: set[Origin] = {mine.origin}
         for origin, time in list(mine.followed.items()):
             del mine.followed[origin]
-            if message := self._trouble(origin, mine, seen):
-                raise mine.error(time, message)
+            if error := self._trouble(origin, mine, seen):
+                raise mine.error(time, error)
 
     def _check_own(self, record: Record) -> None:
         found, first = self._noted(record), record.checked
@@ -124,23 +133,23 @@ class Faults:
         self._unread.discard(record)
         if found is not None:
             self._device.write_words(record.memory, np.zeros(WORDS, np.int32))
-            raise record.error(first + int(found[0]), _message(found))
+            raise record.error(first + int(found[0]), self._error(found))
 
-    def _trouble(self, origin: Origin, mine: Record, seen: set[Origin]) -> str:
-        """Return what was wrong with an array of another thread; empty if nothing was."""
+    def _trouble(self, origin: Origin, mine: Record, seen: set[Origin]) -> Exception | None:
+        """Return what was wrong with an array of another thread; None if nothing was."""
         record, time = origin
         if record is mine or origin in seen:
-            return ""
+            return None
         seen.add(origin)
         for bad in _errors_about(origin):
-            return bad.message
+            return bad.error
         if time > record.checked and not record.is_checked:
             found = self._noted(record)
             if found is not None and record.checked + found[0] <= time:
                 self._unread.discard(record)
-                return _message(found)
+                return self._error(found)
         earlier = (self._trouble(followed, mine, seen) for followed, at in list(record.followed.items()) if at <= time)
-        return next(filter(None, earlier), "")
+        return next(filter(None, earlier), None)
 
     def _noted(self, record: Record) -> np.ndarray | None:
         words = self._device.read_words(record.memory, WORDS)
@@ -153,8 +162,15 @@ class Faults:
             with contextlib.suppress(BackendError):  # a lost device reports nothing
                 found = self._noted(record)
                 if found is not None:
-                    error = IndexError(f"{_message(found)}; nothing was read after the call")
-                    threading.excepthook(threading.ExceptHookArgs((IndexError, error, None, record.thread)))
+                    error = self._error(found, "; nothing was read after the call")
+                    threading.excepthook(threading.ExceptHookArgs((type(error), error, None, record.thread)))
+
+    def _error(self, found: np.ndarray, more: str = "") -> Exception:
+        """Return the error that a kernel noted."""
+        if found[2] == OF_MATRIX:
+            return MatrixError(self._messages[found[1]] + more)
+        index = int(found[1]) + (int(found[3]) << 32)
+        return IndexError(f"index {index} is out of range for an axis of length {found[2]}{more}")
 
 
 def _listen(mine: Record, bufs: Any) -> None:
@@ -178,7 +194,3 @@ def _is_open(origin: Origin) -> bool:
 def _errors_about(origin: Origin) -> list[Bad]:
     """Return the errors that were raised in a thread about what it made at that time."""
     return [bad for bad in list(origin.record.bad) if bad.first <= origin.time <= bad.last]
-
-
-def _message(found: np.ndarray) -> str:
-    return f"index {int(found[1]) + (int(found[3]) << 32)} is out of range for an axis of length {found[2]}"
