@@ -1,0 +1,109 @@
+// Gaussian elimination of a panel: `width` columns of matrices, from the diagonal element at `start` on.
+//
+// Kernels  eliminate               LU with partial pivoting of `rows` rows: U in the upper triangle, L below it without
+//                                  its diagonal of ones; pivots[j] is the row exchanged with row j, from start on
+//          eliminate_symmetric     Cholesky decomposition R^T R of a square block, in the upper triangle
+//          determinant             the sign and the logarithm of the magnitude of the product of the diagonal
+// Arrays   w of ACC: matrices of rows `pitch` apart, `matrix` from one to the next. FAULT: see prelude.cl
+// Launch   a group of WG per matrix; determinant: a work-item per matrix
+// Params   ACC, WG     dtype; work-items per group, 1 on CPUs
+#if !defined(ACC) || !defined(WG)
+#error "elimination.cl needs ACC and WG"
+#endif
+#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
+#define WAIT if (WG > 1) barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+#define LANES_X (WG < 32 ? WG : 32)  // work-items along a row
+#define LANES_Y (WG / LANES_X)
+
+__kernel GROUP void eliminate(__global ACC *w, __global int *restrict pivots, FAULT, const int message,
+                              const long start, const long matrix, const int pitch, const int rows, const int width,
+                              const int pivot_start, const int pivot_matrix) {
+    __local ACC sizes[WG];
+    __local int places[WG];
+    const size_t g = get_group_id(0);
+    const int me = get_local_id(0), x = me % LANES_X, y = me / LANES_X;
+    w += start + g * matrix;
+    for (int j = 0; j < width; j++) {
+        __global ACC *restrict row = w + (long)j * pitch;
+        ACC largest = -1;
+        int place = j;
+        for (int i = j + me; i < rows; i += WG) {
+            const ACC v = w[(long)i * pitch + j], size = v < 0 ? -v : v;
+            if (size > largest) {
+                largest = size;
+                place = i;
+            }
+        }
+        if (WG > 1) {
+            sizes[me] = largest;
+            places[me] = place;
+            for (int step = WG / 2; step > 0; step /= 2) {
+                WAIT
+                if (me < step && sizes[me + step] > sizes[me]) {
+                    sizes[me] = sizes[me + step];
+                    places[me] = places[me + step];
+                }
+            }
+            WAIT
+            place = places[0];
+        }
+        __global ACC *restrict other = w + (long)place * pitch;
+        const ACC pivot = other[j];
+        if (me == 0) {
+            pivots[g * pivot_matrix + pivot_start + j] = place;
+            if (pivot == 0 && message >= 0) note_matrix(fault, call, message);
+        }
+        WAIT
+        if (place != j)
+            for (int c = me; c < width; c += WG) {
+                const ACC v = row[c];
+                row[c] = other[c];
+                other[c] = v;
+            }
+        WAIT
+        for (int i = j + 1 + me; i < rows; i += WG)
+            w[(long)i * pitch + j] = pivot == 0 ? 0 : w[(long)i * pitch + j] / pivot;
+        WAIT
+        for (int i = j + 1 + y; i < rows; i += LANES_Y) {
+            __global ACC *restrict below = w + (long)i * pitch;
+            const ACC factor = below[j];
+            for (int c = j + 1 + x; c < width; c += LANES_X) below[c] -= factor * row[c];
+        }
+        WAIT
+    }
+}
+
+__kernel GROUP void eliminate_symmetric(__global ACC *w, FAULT, const int message, const long start, const long matrix,
+                                        const int pitch, const int width) {
+    const int me = get_local_id(0), x = me % LANES_X, y = me / LANES_X;
+    w += start + get_group_id(0) * matrix;
+    for (int j = 0; j < width; j++) {
+        __global ACC *restrict row = w + (long)j * pitch;
+        const ACC pivot = row[j], root = pivot > 0 ? SQRT(pivot) : 1;
+        if (me == 0 && !(pivot > 0)) note_matrix(fault, call, message);
+        WAIT
+        for (int c = j + me; c < width; c += WG) row[c] = c == j ? root : row[c] / root;
+        WAIT
+        for (int i = j + 1 + y; i < width; i += LANES_Y) {
+            __global ACC *restrict below = w + (long)i * pitch;
+            const ACC factor = row[i];
+            for (int c = i + x; c < width; c += LANES_X) below[c] -= factor * row[c];
+        }
+        WAIT
+    }
+}
+
+__kernel void determinant(__global const ACC *restrict w, __global const int *restrict pivots,
+                          __global ACC *restrict sign, __global ACC *restrict size,
+                          const long matrix, const int pitch, const int n, const int panel) {
+    const size_t g = get_global_id(0);
+    ACC turns = 1, sum = 0;
+    for (int j = 0; j < n; j++) {
+        const ACC v = w[g * matrix + (long)j * (pitch + 1)];
+        if (pivots[g * n + j] != j % panel) turns = -turns;
+        turns = v < 0 ? -turns : v > 0 ? turns : 0;
+        sum += LOG(v < 0 ? -v : v);
+    }
+    sign[g] = turns;
+    size[g] = sum;
+}
