@@ -1,0 +1,67 @@
+"""QR decomposition by Householder reflections, in panels of columns.
+
+The reflections of a panel, with vectors v, are one product: I - v t v^T, where t^-1 is the upper triangle of v^T v with
+half of its diagonal. So matrix products and triangular systems apply them.
+
+Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee 2006, doi:10.1145/1141885.1141886
+"""
+
+from polyarr.backends.opencl.gemm.matmul import matmul
+from polyarr.backends.opencl.linalg.matrices import UPPER, Call, block, diagonal, matrices_of
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, swapped
+from polyarr.core.spec import Spec
+
+
+def qr(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer]:
+    """Return q with orthonormal columns, and the upper triangle r with a nonnegative diagonal, of x = q r."""
+    if 0 in x.shape:
+        return device.empty(out[0]), device.empty(out[1])
+    call, n = Call(device, "qr", x.shape, x.dtype), x.shape[-1]
+    w = call.load(matrices_of(device, x))
+    v = factorize(call, w)
+    q, r = call.set_identity(call.zeros(*w.shape[1:])), block(w, slice(n), slice(n))
+    multiply(call, v, q)
+    return (
+        call.store(out[0], q, signs=diagonal(w, True)),
+        call.store(out[1], r, keep=UPPER, signs=diagonal(r, False)),
+    )
+
+
+def factorize(call: Call, w: Buffer) -> Buffer:
+    """Write R, whose diagonal may be negative, into the upper triangle of w; return the vectors of the reflections.
+
+    w and the vectors are dense (matrices, rows, columns), with at least as many rows as columns.
+    """
+    v, program = call.zeros(*w.shape[1:]), call.program("qr", PANEL=call.panel)
+    _, m, n = w.shape
+    for first, last in _panels(call, n):
+        rows = slice(first, m)
+        here = block(w, rows, slice(first, last))
+        program.reflect(
+            *call.per_matrix(), w.memory, v.memory, here.offset, *w.strides[:2], m - first, last - first
+        )  # fmt: skip
+        if last < n:
+            _reflect(call, block(v, rows, slice(first, last)), block(w, rows, slice(last, n)), last_first=False)
+    return v
+
+
+def multiply(call: Call, v: Buffer, c: Buffer) -> None:
+    """Replace c by Q c, where Q is the product of the reflections with these vectors."""
+    _, m, n = v.shape
+    for first, last in reversed(_panels(call, n)):
+        rows = slice(first, m)
+        _reflect(call, block(v, rows, slice(first, last)), block(c, rows, slice(None)), last_first=True)
+
+
+def _panels(call: Call, n: int) -> list[tuple[int, int]]:
+    return [(first, min(first + call.panel, n)) for first in range(0, n, call.panel)]
+
+
+def _reflect(call: Call, v: Buffer, c: Buffer, *, last_first: bool) -> None:
+    """Apply the reflections of a panel to c, the last one first or the first one first."""
+    width = v.shape[2]
+    gram = matmul(call.device, Spec((call.count, width, width), v.dtype), swapped(v), v)
+    inner = matmul(call.device, Spec((call.count, width, c.shape[2]), v.dtype), swapped(v), c)
+    call.substitute(gram, inner, upward=last_first, divisor=2)
+    call.subtract_product(c, v, inner)
