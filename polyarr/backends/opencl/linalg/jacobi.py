@@ -1,0 +1,147 @@
+"""Eigenvalues and singular values by Jacobi's method, in parallel over pairs of blocks of rows.
+
+Singular values: x = Q R, then the rows of R are rotated until they are orthogonal, J R = S V^T. The norms of the rows
+are the singular values, and U = Q J^T. A second QR decomposition completes V where singular values are 0.
+
+Sources: Demmel, Veselic 1992, doi:10.1137/0613074; Drmac, Veselic 2008, doi:10.1137/050639193
+"""
+
+from polyarr.backends.opencl.linalg import qr
+from polyarr.backends.opencl.linalg.matrices import INT32, UPPER, Call, block, diagonal, matrices_of
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer, swapped, view
+from polyarr.core.spec import Spec, float32, float64
+
+MAX_HALF = 16  # rows of a block
+VECTOR = {"cpu": 8, "gpu": 1}
+CHUNK = {"cpu": 256, "gpu": 128}
+EPS = {float32: "1.1920929e-7f", float64: "2.220446049250313e-16"}
+# Sweeps over all pairs of blocks, and of one pair while it is rotated, at most; it stops when nothing changes.
+SWEEPS, SWEEPS_OF_SEVERAL, INNER_SWEEPS = 6, 20, 16
+
+
+def eigh(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer]:
+    """Return the eigenvalues, ascending, and the eigenvectors of the symmetric parts of matrices."""
+    if 0 in x.shape:
+        return device.empty(out[0]), device.empty(out[1])
+    call, n, x = Call(device, "eigh", x.shape, x.dtype), x.shape[-1], matrices_of(device, x)
+    scales, w = call.scales(x), _beside_identity(call, n)
+    call.move(block(w, slice(n), slice(n)), x, symmetric=True, scales=scales)
+    _sweep(call, w, n, symmetric=True)
+    vectors = call.empty(n, n)
+    values = _arrange(call, w, vectors)
+    return (
+        call.store(out[0], values, scales=scales, divide=True),
+        call.store(out[1], vectors, signs=_by_column(call.signs(vectors), vectors)),
+    )
+
+
+def svd(device: Device, out: tuple[Spec, Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+    """Return u, the singular values, descending, and vh of matrices."""
+    if 0 in x.shape:
+        return device.empty(out[0]), device.empty(out[1]), device.empty(out[2])
+    call, x = Call(device, "svd", x.shape, x.dtype), matrices_of(device, x)
+    scales, is_wide = call.scales(x), x.shape[1] < x.shape[2]
+    x = swapped(x) if is_wide else x
+    _, m, n = x.shape
+    r = call.move(call.empty(m, n), x, scales=scales)
+    reflections = qr.factorize(call, r)
+    w, left, right = _beside_identity(call, n), call.zeros(m, n), call.empty(n, n)
+    call.move(block(w, slice(n), slice(n)), block(r, slice(n), slice(n)), keep=UPPER)
+    _sweep(call, w, n, symmetric=False)
+    values = _arrange(call, w, left, right)
+    qr.multiply(call, reflections, left)
+    right = _orthonormal(call, right)
+    u, v = (right, left) if is_wide else (left, right)
+    signs = call.signs(u)
+    return (
+        call.store(out[0], u, signs=_by_column(signs, u)),
+        call.store(out[1], values, scales=scales, divide=True),
+        call.store(out[2], swapped(v), signs=swapped(_by_column(signs, v))),
+    )
+
+
+def _orthonormal(call: Call, x: Buffer) -> Buffer:
+    """Return orthonormal columns near those of x, which are orthonormal or 0."""
+    reflections = qr.factorize(call, x)
+    q = call.set_identity(call.zeros(*x.shape[1:]))
+    qr.multiply(call, reflections, q)
+    return call.move(call.empty(*x.shape[1:]), q, signs=diagonal(x, True))
+
+
+def _by_column(signs: Buffer, like: Buffer) -> Buffer:
+    """Return a view of signs (matrices, columns) repeated for each row of like."""
+    return view(signs, like.shape, (like.shape[2], 0, 1), 0)
+
+
+class _Blocks:
+    """How a call divides the rows of n x n matrices.
+
+    Attributes:
+        half: Rows of a block.
+        pairs: Pairs of blocks.
+        size: Rows of all blocks, at least n.
+        program: The kernels.
+    """
+
+    def __init__(self, call: Call, n: int) -> None:
+        self.half = 2
+        while self.half < MAX_HALF and 2 * self.half < n:
+            self.half *= 2
+        self.pairs = -(-n // (2 * self.half))
+        self.size = 2 * self.half * self.pairs
+        self._call, self._group = call, min(call.group, self.half**2)  # each work-item rotates at least one 2 x 2 block
+        wide = min(VECTOR[call.kind], 2 * self.half)
+        sizes = {"WG": self._group, "HALF": self.half, "WIDE": wide, "CHUNK": CHUNK[call.kind]}
+        self.program = call.program("jacobi", EPS=EPS[call.acc], **sizes)
+
+    def groups(self, parts: int) -> tuple[tuple[int], tuple[int]]:
+        """Return the global and local size of work-groups: `parts` of them for each matrix."""
+        return (self._call.count * parts * self._group,), (self._group,)
+
+
+def _beside_identity(call: Call, n: int) -> Buffer:
+    """Return matrices with n x n zeros as left halves and identities as right ones, padded by zeros to blocks."""
+    size = _Blocks(call, n).size
+    w = call.zeros(size, 2 * size)
+    call.set_identity(block(w, slice(n), slice(size, size + n)))
+    return w
+
+
+def _sweep(call: Call, w: Buffer, n: int, *, symmetric: bool) -> None:
+    """Rotate the rows of w until the rows of its left halves are orthogonal.
+
+    If symmetric, rotate the columns of the left halves, too, until they are diagonal.
+    """
+    device, blocks = call.device, _Blocks(call, n)
+    pairs, size, program = blocks.pairs, blocks.size, blocks.program
+    sweeps, inner = (SWEEPS, INNER_SWEEPS) if pairs == 1 else (SWEEPS_OF_SEVERAL, 1)
+    turns = call.empty(pairs, 2 * blocks.half, 2 * blocks.half)
+    turned, moved = (device.empty(Spec((call.count, length), INT32)) for length in (pairs, sweeps))
+    device.fill_zero(moved)
+    matrix, pitch, _ = w.strides
+    rotations = w.memory, turns.memory, turned.memory
+    for sweep in range(sweeps):
+        for step in range(2 * pairs - 1):
+            numbers = pairs, step, sweep, sweeps, inner, int(not symmetric)
+            program.find_rotations(*blocks.groups(pairs), *rotations, moved.memory, matrix, pitch, n, *numbers)
+            for columns, steps in ((2 * size, (pitch, 1)), (size, (1, pitch)))[: 1 + symmetric]:
+                chunks = -(-columns // CHUNK[call.kind])
+                work = blocks.groups(pairs * chunks)
+                program.rotate_pairs(*work, *rotations, matrix, *steps, columns, pairs, step, chunks)
+
+
+def _arrange(call: Call, w: Buffer, left: Buffer, right: Buffer | None = None) -> Buffer:
+    """Return the diagonals of the left halves of w, ascending, and write the right halves as columns of left.
+
+    With right, return the norms of rows of the left halves, descending, and write the normalized rows as its columns.
+    """
+    n, has_right = left.shape[2], int(right is not None)
+    blocks, keys, values = _Blocks(call, n), call.empty(n), call.empty(1, n)
+    program, work = blocks.program, blocks.groups(n)
+    program.normalize_rows(*work, w.memory, keys.memory, *w.strides[:2], blocks.size, n, has_right)
+    program.arrange(
+        *work, w.memory, keys.memory, values.memory, left.memory, (right or left).memory, *w.strides[:2], blocks.size,
+        left.strides[0], n, has_right,
+    )  # fmt: skip
+    return values
