@@ -11,6 +11,7 @@ from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
 from polyarr.backends.opencl.gemm import int8_linear, linear, matmul
 from polyarr.backends.opencl.indexing import embedding, index, segments
+from polyarr.backends.opencl.linalg import elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
 from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
@@ -55,6 +56,13 @@ KERNELS = {
     ops.global_norm: global_norm.global_norm,
     ops.adamw: adamw.adamw,
     ops.cross_entropy_and_gradient: cross_entropy.cross_entropy_and_gradient,
+    ops.cholesky: elimination.cholesky,
+    ops.solve: elimination.solve,
+    ops.inv: elimination.inv,
+    ops.slogdet: elimination.slogdet,
+    ops.qr: qr.qr,
+    ops.eigh: jacobi.eigh,
+    ops.svd: jacobi.svd,
 }
 
 # Scalar inputs that kernels can read from device memory.
