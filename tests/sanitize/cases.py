@@ -19,6 +19,7 @@ from polyarr.backends.opencl.nvidia.graphs import chain
 from polyarr.backends.opencl.nvidia.split import DenseOperand, split_product, split_side_by_side
 from polyarr.backends.opencl.rows import norm
 from polyarr.backends.opencl.tuning.measure import peak_rate
+from polyarr.core.errors import MatrixError
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -46,7 +47,7 @@ def whole(*shape: int, below: int = 4, dtype: str = "int32") -> polyarr.Array:
 
 def cases() -> Iterator[Case]:
     """Yield all cases."""
-    for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts):
+    for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts, matrices):
         yield from family()
     yield from products()
     yield from convolutions()
@@ -211,13 +212,13 @@ def indices() -> Iterator[Case]:
 
 
 def refused(op: Callable, *arrays: Any) -> None:
-    """Call an op whose kernel must note a bad index."""
-    result = op(*arrays)
+    """Call an op whose kernel must note a bad index or matrix."""
+    result = polyarr.tree.leaves(op(*arrays))
     try:
-        result.numpy()
-    except IndexError:
+        result[0].numpy()
+    except (IndexError, MatrixError):
         return
-    raise AssertionError("an index out of range was not reported")
+    raise AssertionError("a fault was not reported")
 
 
 def in_any_order(op: Callable, *arrays: Any) -> Any:
@@ -244,6 +245,22 @@ def sorts() -> Iterator[Case]:
         yield Case(f"sort of {n}", lambda x: ops.sort(x), (whole(2, n, below=90),))
     for shape, k in (((2, 1100), 7), ((3, 200), 7), ((5, 4), 1), ((1, 70), 0), ((2, 6), 5)):
         yield Case(f"topk {k} of {shape}", lambda x, k=k: ops.topk(x, k=k), (array(*shape),))
+
+
+def matrices() -> Iterator[Case]:
+    for dtype, n in (("float32", 3), ("float16", 3), ("float64", 3), ("float32", 6)):
+        x, label = array(1, n, n, dtype=dtype), f"{dtype} matrix of {n}"
+        definite = polyarr.asarray(np.eye(n) + 1, dtype=getattr(polyarr, dtype))
+        yield Case(f"cholesky {label}", ops.cholesky, (definite,))
+        yield Case(f"solve {label}", ops.solve, (x, array(n, 3, dtype=dtype)))
+        yield Case(f"inv {label}", ops.inv, (x,))
+        yield Case(f"slogdet {label}", ops.slogdet, (x,))
+        yield Case(f"qr {label}", lambda x: ops.qr(x[..., :-1]), (x,))
+        yield Case(f"eigh {label}", ops.eigh, (x,))
+        yield Case(f"svd {label}", lambda x: ops.svd(x[:, :-1]), (x,))
+    bad = polyarr.asarray(np.full((2, 3, 3), np.nan, np.float32))
+    for op in (ops.cholesky, ops.inv, ops.slogdet, ops.qr, ops.eigh, ops.svd):
+        yield Case(f"{op.name} of nan", partial(refused, op), (bad,))
 
 
 # ---- groups of ops ---------------------------------------------------------------------------------------------

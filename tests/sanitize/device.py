@@ -12,6 +12,7 @@ from polyarr.backends.opencl.attention import attention_decode
 from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.gemm import matmul
 from polyarr.backends.opencl.indexing import index
+from polyarr.backends.opencl.linalg import jacobi, matrices
 from polyarr.backends.opencl.reductions import global_norm
 from polyarr.backends.opencl.replay.fusion import fusion_of
 from polyarr.backends.opencl.runtime.device import Device
@@ -62,6 +63,9 @@ def shrink() -> None:
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16
     global_norm.BLOCK, index.MAX_TILE = 1000, 96
+    matrices.GROUP["gpu"] = matrices.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
+    matrices.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
+    jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
     matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8
     matmul.MAX_LOCAL_PANELS, matmul.MIN_WORK_PER_THREAD, matmul.MIN_WORK_PER_SHARE = 2048, 512, 64
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1

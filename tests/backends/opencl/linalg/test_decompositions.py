@@ -1,0 +1,186 @@
+"""Decompositions on OpenCL against NumPy's in float64, with the kernels for CPUs and those for GPUs."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import linalg, ops
+from polyarr.core.current import use_backend
+from polyarr.core.errors import MatrixError
+from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
+from tests.helpers.opencl_modules import opencl_modules
+
+jacobi, matrices = opencl_modules("jacobi", "matrices")
+pytestmark = pytest.mark.polyarr_backend("opencl")
+RNG = np.random.default_rng(3)
+EPS = 2.0**-52
+
+
+@pytest.fixture(params=["as it is", "as a GPU"])
+def device(request, backend, as_gpu, monkeypatch):  # noqa: F811
+    """A backend whose panels and blocks are narrow, so that small matrices have several, and kernels compile fast."""
+    monkeypatch.setattr(matrices, "PANEL", {"cpu": 5, "gpu": 5})
+    monkeypatch.setattr(matrices, "GROUP", {"cpu": 1, "gpu": 16})
+    monkeypatch.setattr(jacobi, "MAX_HALF", 4)
+    chosen = backend if request.param == "as it is" else as_gpu
+    with use_backend(chosen):
+        yield chosen
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape)
+
+
+def rotation(n: int) -> np.ndarray:
+    return np.linalg.qr(random(n, n))[0]
+
+
+def graded(n: int) -> np.ndarray:
+    return np.logspace(-20, 20, n)
+
+
+SQUARES = {
+    **{f"random {n}": random(n, n) for n in (1, 2, 3, 7, 13, 33)},
+    "batch": random(2, 3, 6, 6),
+    "zero": np.zeros((6, 6)),
+    "ones": np.ones((7, 7)),
+    "of rank 2": random(9, 2) @ random(2, 9),
+    "graded columns": random(11, 11) * graded(11),
+    "graded rows": random(11, 11) * graded(11)[:, None],
+    "graded": random(11, 11) * graded(11) * graded(11)[:, None],
+    "singular values down to 1e-18": rotation(12) * np.logspace(0, -18, 12) @ rotation(12),
+    "repeated eigenvalues": (lambda q: q * np.resize([1.0, 1.0, 2.0, -1.0], 13) @ q.T)(rotation(13)),
+    "huge": random(5, 5) * 1e300,
+    "tiny": random(5, 5) * 1e-300,
+    "exchange": np.eye(9)[::-1] * np.arange(1, 10),
+}
+
+
+def near(found: np.ndarray, due: np.ndarray, n: int, size: float | None = None) -> None:
+    """Compare normwise: with 20 n eps of the largest magnitude that was given or is expected."""
+    size = max(np.abs(due).max(initial=0), size or 0)
+    np.testing.assert_allclose(found, due, rtol=0, atol=20 * n * EPS * size)
+
+
+def orthonormal(q: np.ndarray) -> None:
+    k = q.shape[-1]
+    near(q.swapaxes(-1, -2) @ q, np.broadcast_to(np.eye(k), (*q.shape[:-2], k, k)), q.shape[-2])
+
+
+@pytest.mark.parametrize("host", SQUARES.values(), ids=SQUARES)
+def test_factors_multiply_to_the_matrix(device, host):
+    x, n = pa.asarray(host), host.shape[-1]
+    q, r = (a.numpy() for a in ops.qr(x))
+    orthonormal(q)
+    near(q @ r, host, n)
+    for given in (host, host[..., : n // 2 + 1], host[..., : n // 2 + 1, :]):
+        u, s, vh = (a.numpy() for a in ops.svd(pa.asarray(given)))
+        orthonormal(u)
+        orthonormal(vh.swapaxes(-1, -2))
+        near(u * s[..., None, :] @ vh, given, n)
+        near(s, np.linalg.svd(given, compute_uv=False), n)
+    symmetric = (host + host.swapaxes(-1, -2)) / 2
+    w, v = (a.numpy() for a in ops.eigh(x))
+    orthonormal(v)
+    near(v * w[..., None, :] @ v.swapaxes(-1, -2), symmetric, n)
+    near(w, np.linalg.eigvalsh(symmetric), n, np.abs(symmetric).max())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 33])
+def test_equations_are_solved(device, n):
+    host = random(2, n, n)
+    definite = host @ host.swapaxes(-1, -2) + np.eye(n)
+    low = ops.cholesky(pa.asarray(definite)).numpy()
+    near(low, np.linalg.cholesky(definite), n)
+    assert (np.triu(low, 1) == 0).all()
+    x, condition = pa.asarray(host), np.linalg.cond(host).max()
+    near(host @ ops.inv(x).numpy() / condition, np.broadcast_to(np.eye(n), host.shape) / condition, n, 1)
+    sign, size = (a.numpy() for a in ops.slogdet(x))
+    assert (sign == np.linalg.slogdet(host)[0]).all()
+    np.testing.assert_allclose(size, np.linalg.slogdet(host)[1], rtol=1e-11)
+    for a, b in (((2,), (2,)), ((), (3,)), ((3,), ()), ((2, 1), (3,)), ((1, 3), (2, 3)), ((2, 3), (2, 1))):
+        matrix, right = random(*a, n, n), random(*b, n, 2)
+        found = ops.solve(pa.asarray(matrix), pa.asarray(right)).numpy()
+        assert found.shape == np.linalg.solve(matrix, right).shape
+        condition = np.linalg.cond(matrix).max()
+        near(matrix @ found / condition, np.broadcast_to(right, found.shape) / condition, n, 1)
+
+
+def test_views_are_read_where_they_are(device):
+    base = random(4, 9, 9)
+    x = pa.asarray(base)
+    views = [(x.mT, base.swapaxes(-1, -2)), (x[::2, ::-1, 1:8][:, :7], base[::2, ::-1, 1:8][:, :7])]
+    views.append((pa.broadcast_to(x[1, :5, :5], (3, 5, 5)), np.broadcast_to(base[1, :5, :5], (3, 5, 5))))
+    for view, host in views:
+        near(linalg.svdvals(view).numpy(), np.linalg.svd(host, compute_uv=False), 9)
+        near(linalg.det(view).numpy(), np.linalg.det(host), 9, 100)
+        near(host @ linalg.solve(view, view).numpy(), host, 9, 1000)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 0), (0, 0), (0, 2, 0, 0)])
+def test_matrices_without_elements(device, shape):
+    x = pa.zeros(shape)
+    assert ops.cholesky(x).shape == ops.inv(x).shape == ops.solve(x, x).shape == shape
+    assert [a.shape for a in ops.eigh(x)] == [shape[:-1], shape]
+    sign, size = ops.slogdet(x)
+    assert (sign.numpy() == 1).all() and (size.numpy() == 0).all() and sign.shape == shape[:-2]
+    assert [a.shape for a in ops.svd(pa.zeros((2, 0, 3)))] == [(2, 0, 0), (2, 0), (2, 0, 3)]
+    assert [a.shape for a in ops.qr(pa.zeros((2, 3, 0)))] == [(2, 3, 0), (2, 0, 0)]
+
+
+SINGULAR = np.diag(np.r_[np.ones(12), 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: linalg.inv(pa.asarray(SINGULAR)), r"^inv: x is float64\[13, 13\]; it must have an inverse$"),
+        (lambda: linalg.solve(pa.zeros((3, 2, 2)), pa.ones(2)), r"^solve: x is float32\[3, 2, 2\]; it must have an"),
+        (lambda: linalg.cholesky(pa.asarray(-SINGULAR)), r"^cholesky: x is .*\[13, 13\]; it must be positive def"),
+        (lambda: linalg.cholesky(pa.asarray(SINGULAR * np.nan)), "^cholesky: x .* holds nan or infinity; it must be"),
+        (lambda: linalg.svd(pa.full((2, 3), np.nan)).U, "^svd: x is .* and holds nan or infinity; it must be finite$"),
+        (lambda: linalg.eigh(pa.full((2, 2), np.inf))[0], "^eigh: .* and holds nan or infinity; it must be finite$"),
+        (lambda: linalg.det(pa.full((2, 2), np.inf)), "^slogdet: .* and holds nan or infinity; it must be finite$"),
+    ],
+)
+def test_bad_matrices_are_errors_at_the_next_read(device, call, message):
+    before = pa.ones(2) + 1
+    found = call()
+    with pytest.raises(MatrixError, match=message):
+        found.numpy()
+    assert before.tolist() == [2, 2]  # as the error was reported
+    assert linalg.inv(pa.eye(2) * 2).tolist() == [[0.5, 0], [0, 0.5]]
+
+
+def test_nan_beside_a_matrix_stays_in_its_column(device):
+    found = linalg.solve(pa.eye(2), pa.asarray([[1.0, np.nan], [2.0, 3.0]])).numpy()
+    assert found[:, 0].tolist() == [1, 2] and np.isnan(found[0, 1])
+    assert linalg.slogdet(pa.ones((2, 2))).logabsdet.item() == -np.inf and linalg.det(pa.ones((2, 2))).item() == 0
+
+
+def test_compiled_calls_report_bad_matrices(backend):
+    """A replay repeats the kernels, whatever the matrices are then."""
+    compiled = pa.compile(lambda x: (linalg.inv(x), *linalg.svd(x)))
+    for _ in range(3):
+        inverse, _, s, _ = compiled(pa.asarray(np.diag([4.0, 2.0])))
+        assert inverse.tolist() == [[0.25, 0], [0, 0.5]] and s.tolist() == [4, 2]
+    with pytest.raises(MatrixError, match=r"^inv: .* it must have an inverse$"):
+        compiled(pa.ones((2, 2), dtype="float64"))[0].numpy()
+    assert compiled(pa.asarray(np.diag([1.0, 8.0])))[2].tolist() == [8, 1]
+
+
+def test_large_ones_by_blocks_of_the_usual_size(backend):
+    host = random(70, 70)
+    u, s, vh = (a.numpy() for a in ops.svd(pa.asarray(host)))
+    near(u * s @ vh, host, 70)
+    w, v = (a.numpy() for a in ops.eigh(pa.asarray(host)))
+    near(v * w @ v.T, (host + host.T) / 2, 70)
+    near(host @ ops.inv(pa.asarray(host)).numpy() / np.linalg.cond(host), np.eye(70) / np.linalg.cond(host), 70, 1)
+
+
+def test_decompositions_transfer_nothing(backend):
+    x = pa.asarray(random(40, 40))
+    before = pa.transfers()
+    found = ops.svd(x), ops.eigh(x), ops.qr(x), ops.solve(x, x), ops.slogdet(x)
+    assert pa.transfers() == before
+    assert len(pa.tree.leaves(found)) == 10
