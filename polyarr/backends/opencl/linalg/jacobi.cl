@@ -234,7 +234,8 @@ __kernel GROUP void normalize_rows(__global ACC *restrict y, __global ACC *restr
     more_sum = group_sum(more_sum, me, lane);
     sum = group_sum(sum, me, lane);
     const ACC norm = SQRT(more_sum);
-    if (me == 0) keys[get_group_id(0)] = gram ? SQRT(sum) / norm : row[i] / more_sum;
+    const ACC key = gram ? SQRT(sum) / norm : row[i] / more_sum;
+    if (me == 0) keys[get_group_id(0)] = key == key ? key : 0;  // nan, of bad matrices, has no place in an order
     for (int j = me; j < rows; j += WG) more[j] /= norm;
 }
 
