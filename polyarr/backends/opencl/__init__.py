@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from polyarr.core.backend import Backend
-from polyarr.core.spec import DTYPES, bfloat16, float32, float64
+from polyarr.core.spec import DTYPES, bfloat16, complex64, float32, float64, real_of
 from polyarr.plugins import hookimpl
 from polyarr.plugins.starting import forget
 
@@ -66,8 +66,8 @@ def start(device: str | None = None) -> Backend:
 
 def _dtypes(features: Any) -> dict[str, frozenset[Any]]:
     """Return the dtypes that a device supports, and those in which it may flush subnormal numbers to 0."""
-    offered = frozenset(d for d in DTYPES if d != float64 or features.fp64)
-    return {"dtypes": offered, "flushes": frozenset() if features.subnormals else frozenset({float32, bfloat16})}
+    offered = frozenset(d for d in DTYPES if real_of(d) != float64 or features.fp64)
+    return {"dtypes": offered, "flushes": frozenset() if features.subnormals else frozenset({float32, complex64, bfloat16})}
 
 
 def _choose_caches() -> None:

@@ -6,10 +6,10 @@ from polyarr.backends.opencl.elementwise.elementwise import Start, launch
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, collapse, row_pitch, spec_of, swapped, whole_row
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, complex128
 
-BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)}
-WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+BITS = {size: np.dtype(f"uint{8 * size}") for size in (1, 2, 4, 8)} | {16: complex128}
+WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4"}
 MAX_ROW_GROUPS = 4096  # work-groups of a row copy along the rows
 MIN_TILED_LENGTH = 8  # rows and columns from which on a transposed copy uses tiles
 

@@ -27,7 +27,9 @@
 //          WG, PER_ITEM                work-items per group, and (on GPUs) vectors per work-item
 //          VECTOR                      elements per vector. More than 1 only if all arrays are DENSE or REPEATED and no
 //                                      vector crosses the end of a row, except at the end of a single row
-//          those of expressions.cl     ACC is the arithmetic type of the ops that call functions
+//          those of expressions.cl     ACC is the arithmetic type of the ops that call functions; of complex ones,
+//                                      that of the parts
+//          COMPLEX                     1 if an op is one of complex numbers; see complex.cl
 #if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
 #error "elementwise.cl needs PARAMETERS, FUNCTIONS, BASES, LOADS and LINKS"
 #endif
@@ -40,6 +42,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
+#include "complex.cl"
 #include "unravel.cl"
 
 #define SPAN 256
@@ -51,8 +54,11 @@
 // contract this fma, which returns v for every v: `one` is 1, but the compiler cannot know.
 #if IS_CPU
 #define SETTLED(v) (v)
+#define SETTLED_COMPLEX(v) (v)
 #else
 #define SETTLED(v) fma((v), one, -0.0f)
+#define SETTLED_COMPLEX(v) settled_parts(v, one)
+static inline float2 settled_parts(float2 v, float one) { return (float2)(fma(v.x, one, -0.0f), fma(v.y, one, -0.0f)); }
 #endif
 
 typedef struct {

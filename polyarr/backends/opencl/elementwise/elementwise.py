@@ -10,11 +10,11 @@ import numpy as np
 from polyarr.backends.opencl.elementwise.elements import STEPS, Operand, array, bases, declared, kernel_of, statement
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
-from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, row_major, steps_of
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, part_of, row_major, steps_of
 from polyarr.backends.opencl.runtime.program import types
-from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE
+from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE, passed_as
 from polyarr.core.number import evaluate
-from polyarr.core.spec import FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, uint64
+from polyarr.core.spec import COMPLEX, FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, real_of, uint64
 from polyarr.core.spec import bool as bool_
 
 # Expressions in C; x and y are elements in the arithmetic type. Functions in capitals, and those that OpenCL lacks,
@@ -89,6 +89,43 @@ EXPRESSIONS = {
     "logical_or": "x || y",
     "logical_xor": "!x != !y",
 }
+# The same for complex numbers, of the ops that take them. The functions are in complex.cl.
+COMPLEX_EXPRESSIONS = {
+    "abs": "C_ABS(x)",
+    "sign": "c_sign(x)",
+    "round": "c_round(x)",
+    "exp": "c_exp(x)",
+    "expm1": "c_expm1(x)",
+    "log": "c_log(x)",
+    "log1p": "c_log1p(x)",
+    "log2": "C_LOG2(x)",
+    "log10": "C_LOG10(x)",
+    "sqrt": "c_sqrt(x)",
+    "rsqrt": "c_div((Complex)(1, 0), c_sqrt(x))",
+    "reciprocal": "c_div((Complex)(1, 0), x)",
+    "square": "c_mul(x, x)",
+    "sin": "c_sin(x)",
+    "cos": "c_cos(x)",
+    "tan": "c_tan(x)",
+    "sinh": "c_sinh(x)",
+    "cosh": "c_cosh(x)",
+    "tanh": "c_tanh(x)",
+    "asin": "c_asin(x)",
+    "acos": "c_acos(x)",
+    "atan": "c_atan(x)",
+    "asinh": "c_asinh(x)",
+    "acosh": "c_acosh(x)",
+    "atanh": "c_atanh(x)",
+    "isnan": "c_isnan(x)",
+    "isfinite": "c_isfinite(x)",
+    "isinf": "c_isinf(x)",
+    "multiply": "c_mul(x, y)",
+    "divide": "c_div(x, y)",
+    "pow": "c_pow(x, y)",
+    "equal": "C_EQUAL(x, y)",
+    "not_equal": "!C_EQUAL(x, y)",
+}
+CONJUGATE, REAL_PART, IMAGINARY_PART = "c_conj(x)", "x.x", "x.y"
 # Fast paths in float32 on CPUs: by expression, the condition on the operands and the faster expression.
 _TURNS = "magnitude_of(x) < 131072.0f"
 _QUOTIENT = "magnitude_of(x) < 268435456.0f * magnitude_of(y) & magnitude_of(y) < INFINITY"
@@ -100,6 +137,7 @@ USUAL = {
     "floor_divide(x, y)": (_QUOTIENT, "quotient_after(usual_fmod(x, y), x, y)"),
 }
 COPY, WHERE = "x", "c ? x : y"
+_OF_COMPLEX = {EXPRESSIONS[name]: expression for name, expression in COMPLEX_EXPRESSIONS.items()}
 
 NUMBER = "NUMBER"
 LAYOUT, POINTER = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
@@ -152,13 +190,52 @@ def astype(device: Device, out: Spec, x: Buffer, *, dtype: np.dtype) -> Buffer:
     return launch(device, out, x, expression=conversion(x.dtype, dtype))
 
 
+def conj(device: Device, out: Spec, x: Buffer) -> Buffer:
+    """Return the complex conjugate of x; x itself if it is not complex."""
+    return launch(device, out, x, expression=CONJUGATE) if x.dtype in COMPLEX else x
+
+
+def complex_of_parts(device: Device, out: Spec, x: Buffer | Number, y: Buffer | Number) -> Buffer:
+    """Return the complex array x + iy."""
+    return launch(device, out, x, y, expression=joined_parts(out.dtype))
+
+
+def real_part(device: Device, out: Spec, x: Buffer) -> Buffer:
+    """Return the real part of a complex array; a view."""
+    return part_of(x, 0)
+
+
+def imaginary_part(device: Device, out: Spec, x: Buffer) -> Buffer:
+    """Return the imaginary part of a complex array; a view."""
+    return part_of(x, 1)
+
+
+def joined_parts(dtype: np.dtype) -> str:
+    """Return the C expression of the complex number x + iy."""
+    return f"({types(dtype)['ACC']})(x, y)"
+
+
+def for_dtype(expression: str, dtype: np.dtype) -> str:
+    """Return an op's expression for operands of a dtype."""
+    return _OF_COMPLEX.get(expression, expression) if dtype in COMPLEX else expression
+
+
 def conversion(source: np.dtype, target: np.dtype) -> str:
     """Return the C expression that casts x from one dtype to another."""
+    if source != target and {source, target} & {*COMPLEX}:
+        return _complex_conversion(source, target)
     if source == target or target == bool_:
         return COPY if source == target else "x != 0"
     if source not in FLOATS or target in FLOATS:
         return "round_to_odd(x)" if source == float64 and target == float16 else COPY
     return "TO_UINT64(x)" if target == uint64 else "TO_INTEGER(x)"
+
+
+def _complex_conversion(source: np.dtype, target: np.dtype) -> str:
+    if target == bool_:
+        return "x.x != 0 || x.y != 0"
+    pair, part = types(target)["ACC"], types(real_of(target))["ACC"]
+    return f"({pair})(({part})x.x, ({part})x.y)" if source in COMPLEX else f"({pair})(({part})x, 0)"
 
 
 def launch(
@@ -207,7 +284,7 @@ def _plan(
     kinds = [NUMBER if o == NUMBER else kind_of(s) for _, o, s in given]
     inputs = [_input(at, o[1], s, start) for at, (_, o, s) in enumerate(given) if o != NUMBER]
     result = _result(out.dtype, steps[-1], len(given), strides is not None, start)
-    stored = types(dtype)
+    stored, computing, expression = types(dtype), real_of(dtype), for_dtype(expression, dtype)
     named = {
         name: ("int" if name == "c" else stored["ACC"], f"{'n' if kind == NUMBER else 'v'}{at}")
         for at, ((name, *_), kind) in enumerate(zip(given, kinds, strict=True))
@@ -219,10 +296,10 @@ def _plan(
         LINKS=statement("r", expression, named, out.dtype),
         **_usual_links(usual(device, expression, stored["ACC"]), named, out.dtype),
         **({} if start is None else {"START": types(start)["T"]}),
-        **{name: stored[name] for name in ("T", "ACC", "LOAD")},
-        DTYPE=dtype.name, **arithmetic(dtype), OUT_T=types(out.dtype)["T"],
+        **{name: macro for name, macro in types(computing).items() if name != "STORE"},
+        DTYPE=computing.name, **arithmetic(computing), COMPLEX=int(computing != dtype), OUT_T=types(out.dtype)["T"],
     )  # fmt: skip
-    arguments = (t for kind in kinds for t in OPERANDS.get(kind, (SCALARS[stored["ACC"]],)))
+    arguments = (t for kind in kinds for t in OPERANDS.get(kind, (passed_as(stored["ACC"]),)))
     kernel.arguments = (*arguments, None, INT64, STRUCTURE, *(() if start is None else START_ARGUMENTS))
     if start is None and is_row:  # a twin, because another launch of the program may have operands with other strides
         kernel = kernel.twin
@@ -316,5 +393,7 @@ def to_argument(dtype: np.dtype, *, is_compared: bool) -> Callable[[Number], Any
 
     For float16 and bfloat16 it is float32; comparisons round the number to the dtype first.
     """
+    if dtype in COMPLEX:
+        return dtype.type
     argument = SCALARS[types(dtype)["ACC"]].type
     return (lambda number: argument(dtype.type(number))) if is_compared and dtype in NARROW else argument

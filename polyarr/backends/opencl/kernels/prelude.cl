@@ -77,8 +77,16 @@ DEFINE_PLAIN(uint16, ushort, uint)
 DEFINE_PLAIN(uint32, uint, uint)
 DEFINE_PLAIN(uint64, ulong, ulong)
 DEFINE_PLAIN(float32, float, float)
+DEFINE_PLAIN(complex64, float2, float2)
 #if HAS_FP64
 DEFINE_PLAIN(float64, double, double)
+DEFINE_PLAIN(complex128, double2, double2)
+
+// complex64 whose arithmetic type is double2, for long products.
+static inline double2 widen_complex64_wide(float2 v) { return (double2)((double)v.x, (double)v.y); }
+static inline float2 narrow_complex64_wide(double2 v) { return (float2)((float)v.x, (float)v.y); }
+static inline double2 load_complex64_wide(__global const float2 *p, size_t i) { return widen_complex64_wide(p[i]); }
+static inline void store_complex64_wide(__global float2 *p, size_t i, double2 v) { p[i] = narrow_complex64_wide(v); }
 #endif
 
 static inline int widen_bool(uchar v) { return v != 0; }
@@ -282,6 +290,8 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 // ---- work-group reductions --------------------------------------------------------------------------------------
 
 #define ADD(a, b) ((a) + (b))
+// The product of complex numbers, which are vectors of type A.
+#define MULTIPLY_COMPLEX(a, b) ((A)((a).x * (b).x - (a).y * (b).y, (a).x * (b).y + (a).y * (b).x))
 // Maximum and minimum that propagate nan. | instead of || avoids a branch, so that compilers vectorize.
 #define LARGEST(a, b) (((a) > (b)) | ((a) != (a)) ? (a) : (b))
 #define LEAST(a, b) (((a) < (b)) | ((a) != (a)) ? (a) : (b))
@@ -419,7 +429,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
             u.word = *(__global const WORD *)(p + i); \
             EACH_OF_VECTOR v[k] = widen_##DTYPE(u.each[k]); \
         } else { \
-            EACH_OF_VECTOR v[k] = i + k < end ? load_##DTYPE(p, i + k) : 0; \
+            EACH_OF_VECTOR v[k] = i + k < end ? load_##DTYPE(p, i + k) : (ACC)0; \
         } \
     } \
     static inline void write_##NAME(__global T *p, size_t i, size_t end, const ACC *v) { \

@@ -54,7 +54,7 @@ class _Memory:
         self._buf, each = buf, buf.dtype.itemsize
         self.__array_interface__ = {
             "version": 3,
-            "typestr": np.dtype(f"u{each}").str,
+            "typestr": np.dtype(f"u{each}" if each < 16 else "c16").str,
             "shape": buf.shape,
             "strides": tuple(each * stride for stride in buf.strides),
             "data": (address + each * buf.offset, False),

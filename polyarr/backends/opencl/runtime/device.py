@@ -25,7 +25,7 @@ from polyarr.backends.opencl.runtime.quirks import NVIDIA, RUSTICL
 from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.errors import BackendError, DeviceMemoryError, DtypeError
-from polyarr.core.spec import Spec, float64
+from polyarr.core.spec import Spec, float64, real_of
 
 MAX_UPLOAD_BYTES = 1 << 26  # bytes of host copies in flight from which on an upload waits
 FINISHED = cl.command_execution_status.COMPLETE
@@ -105,8 +105,9 @@ def _at_exit(device: "weakref.ref[Device]") -> None:
 
 def allocation_of(device: "Device", out: Spec) -> tuple[int, tuple[int, ...]]:
     """Return the bytes and the strides of a row-major array; see Device.empty."""
-    if out.dtype == float64 and not device.features.fp64:
-        raise DtypeError(f"device {device.cl_device.name.strip()!r} has no float64; use float32")
+    if (dtype := real_of(out.dtype)) == float64 and not device.features.fp64:
+        name, narrower = device.cl_device.name.strip(), "float32" if out.dtype == dtype else "complex64"
+        raise DtypeError(f"device {name!r} has no {out.dtype.name}; use {narrower}")
     return max(out.size, 1) * out.dtype.itemsize, row_major(out.shape)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.runtime.faults import Origin
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, complex_of, real_of
 
 Shape = tuple[int, ...]
 Strides = tuple[int, ...]
@@ -218,6 +218,24 @@ def window(buf: Buffer, shape: Shape, starts: tuple[int, ...], steps: tuple[int,
         offset += sum([start * stride for start, stride in zip(starts, buf.strides, strict=True)])
     strides = tuple([step * stride for step, stride in zip(steps, buf.strides, strict=True)])
     return view(buf, shape, strides, offset)
+
+
+def part_of(buf: Buffer, part: int) -> Buffer:
+    """Return a view of the real parts (0) or the imaginary parts (1) of complex numbers."""
+    strides = tuple([2 * stride for stride in buf.strides])
+    return view(buf, buf.shape, strides, 2 * buf.offset + part)._replace(dtype=real_of(buf.dtype))
+
+
+def with_parts(buf: Buffer) -> Buffer:
+    """Return a view of complex numbers whose last axis is that of their two parts."""
+    real = part_of(buf, 0)
+    return view(real, (*buf.shape, 2), (*real.strides, 1), real.offset)
+
+
+def of_parts(buf: Buffer) -> Buffer:
+    """Return complex numbers, given a dense buffer whose last axis is that of their two parts."""
+    shape, dtype = buf.shape[:-1], complex_of(buf.dtype)
+    return view(buf, shape, row_major(shape), 0)._replace(dtype=dtype)
 
 
 def pieces(buf: Buffer, axis: int, first: int, count: int, each: int) -> Buffer:

@@ -14,7 +14,7 @@ from polyarr.backends.opencl.runtime.compiled import compiler_of
 from polyarr.backends.opencl.runtime.pocl import target_of
 from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, source_of
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import bfloat16, float16, float32, float64
+from polyarr.core.spec import bfloat16, complex64, complex128, float16, float32, float64
 from polyarr.core.spec import bool as bool_
 from polyarr.settings import is_on
 
@@ -33,6 +33,8 @@ STORED = {
     bfloat16: ("ushort", "float"),
     float32: ("float", "float"),
     float64: ("double", "double"),
+    complex64: ("float2", "float2"),
+    complex128: ("double2", "double2"),
 }
 
 

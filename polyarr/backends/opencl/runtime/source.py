@@ -50,12 +50,13 @@ def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | 
     """Return the argument types of a file's kernels with these macros, by name; None if the file does not tell."""
     named = _type_names(stem)
     return {
-        kernel: names and tuple(_passed_as(macros.get(name, name)) for name in names)
+        kernel: names and tuple(passed_as(macros.get(name, name)) for name in names)
         for kernel, names in named.items()
     }
 
 
-def _passed_as(name: str) -> np.dtype | None:
+def passed_as(name: str) -> np.dtype | None:
+    """Return the dtype as which an argument of a C type is passed: STRUCTURE unless it is a scalar or MEMORY."""
     return None if name == MEMORY else SCALARS.get(name, STRUCTURE)
 
 
