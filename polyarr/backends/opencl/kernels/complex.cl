@@ -37,6 +37,9 @@ typedef float Wide;
 
 static inline int is_infinite(Real x) { return ABSOLUTE(x) == INFINITY; }
 static inline int is_finite_real(Real x) { return ABSOLUTE(x) < INFINITY; }
+static inline int c_isnan(Complex z) { return (z.x != z.x) | (z.y != z.y); }
+static inline int c_isinf(Complex z) { return is_infinite(z.x) | is_infinite(z.y); }
+static inline int c_isfinite(Complex z) { return is_finite_real(z.x) & is_finite_real(z.y); }
 static inline Complex times_i(Complex z) { return (Complex)(-z.y, z.x); }
 static inline Complex over_i(Complex z) { return (Complex)(z.y, -z.x); }
 
@@ -49,7 +52,7 @@ static inline Complex c_mul(Complex x, Complex y) {
     return (Complex)(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
 }
 
-// Smith's division, for operands that are not finite: with the same infinities and nan as NumPy's.
+// Smith's division, for operands that are zero or not finite: with the same zeros, infinities and nan as NumPy's.
 static inline Complex smith(Complex x, Complex y) {
     if (ABSOLUTE(y.x) >= ABSOLUTE(y.y)) {
         const Real ratio = y.y / y.x, scale = 1 / (y.x + y.y * ratio);
@@ -63,9 +66,9 @@ static inline Complex smith(Complex x, Complex y) {
 static inline Complex c_div(Complex x, Complex y) {
     const Real size = MAX(ABSOLUTE(x.x), ABSOLUTE(x.y)), length = MAX(ABSOLUTE(y.x), ABSOLUTE(y.y));
     if (y.x == 0 && y.y == 0) return (Complex)(x.x / length, x.y / length);
-    if (!(is_finite_real(x.x) & is_finite_real(x.y) & is_finite_real(y.x) & is_finite_real(y.y))) return smith(x, y);
-    if (y.y == 0) return (Complex)(x.x / y.x, x.y / y.x);
-    const int up = size == 0 ? 0 : -ilogb(size), down = -ilogb(length);
+    if (size == 0 || !(c_isfinite(x) && c_isfinite(y))) return smith(x, y);
+    if (y.y == 0) return (Complex)((x.x + x.y * (y.y / y.x)) / y.x, (x.y - x.x * (y.y / y.x)) / y.x);  // correctly rounded
+    const int up = -ilogb(size), down = -ilogb(length);
     const Complex n = (Complex)(ldexp(x.x, up), ldexp(x.y, up)), d = (Complex)(ldexp(y.x, down), ldexp(y.y, down));
     const Real square = d.x * d.x + d.y * d.y;
     const Real real = (n.x * d.x + n.y * d.y) / square, imaginary = (n.y * d.x - n.x * d.y) / square;
@@ -84,9 +87,6 @@ static inline Complex c_sign(Complex z) {
 
 static inline Complex c_round(Complex z) { return (Complex)(ROUND(z.x), ROUND(z.y)); }
 static inline Complex c_conj(Complex z) { return (Complex)(z.x, -z.y); }
-static inline int c_isnan(Complex z) { return (z.x != z.x) | (z.y != z.y); }
-static inline int c_isinf(Complex z) { return is_infinite(z.x) | is_infinite(z.y); }
-static inline int c_isfinite(Complex z) { return is_finite_real(z.x) & is_finite_real(z.y); }
 
 static inline Complex c_sqrt(Complex z) {
     const Real a = ABSOLUTE(z.x), b = ABSOLUTE(z.y), most = MAX(a, b);
@@ -105,7 +105,7 @@ static inline Complex c_sqrt(Complex z) {
 static inline Complex c_log(Complex z) {
     const Real a = ABSOLUTE(z.x), b = ABSOLUTE(z.y), angle = ATAN2(z.y, z.x);
     const Real large = MAX(a, b), small = MIN(a, b);
-    if (large > (Real)0.5f && large < (Real)1.5f)  // log |z| may be near 0
+    if (large > (Real)0.5f && a < (Real)1.5f && b < (Real)1.5f)  // log |z| may be near 0
         return (Complex)((Real)0.5f * LOG1P((large - 1) * (large + 1) + small * small), angle);
     if (large > MAX_REAL / 4) return (Complex)(LOG(HYPOT(a * (Real)0.25f, b * (Real)0.25f)) + 2 * LN_2, angle);
     if (large < 8 * MIN_REAL && large > 0)
@@ -116,7 +116,7 @@ static inline Complex c_log(Complex z) {
 static inline Complex c_log1p(Complex z) {
     const Real t = z.x * (2 + z.x) + z.y * z.y;
     if (ABSOLUTE(z.x) < 2 && ABSOLUTE(z.y) < 2 && t > (Real)-0.5f)
-        return (Complex)(t == 0 ? z.x : (Real)0.5f * LOG1P(t), ATAN2(z.y, 1 + z.x));
+        return (Complex)((Real)0.5f * LOG1P(t), ATAN2(z.y, 1 + z.x));
     return c_log((Complex)(1 + z.x, z.y));
 }
 
@@ -163,7 +163,7 @@ static inline Complex c_pow_int(Complex x, int n) {
 
 static inline Complex c_pow(Complex x, Complex y) {
     if (y.x == 0 && y.y == 0) return (Complex)(1, 0);
-    if (x.x == 0 && x.y == 0) return y.x > 0 && y.y == 0 ? (Complex)(0, 0) : (Complex)((Real)NAN, (Real)NAN);
+    if (x.x == 0 && x.y == 0) return y.x > 0 ? (Complex)(0, 0) : (Complex)((Real)NAN, (Real)NAN);
     if (y.y == 0 && ABSOLUTE(y.x) <= 100 && ROUND(y.x) == y.x) return c_pow_int(x, (int)y.x);
     const Complex l = c_log(x);
 #if HAS_FP64
@@ -188,7 +188,7 @@ static inline Complex c_grown(Real x, Complex t) {
 
 static inline Complex c_sinh(Complex z) {
     if (z.y == 0) return (Complex)(SINH(z.x), z.y);
-    if (z.x == 0) return (Complex)(z.x, SIN(z.y));
+    if (z.x == 0) return (Complex)(is_finite_real(z.y) ? z.x * COS(z.y) : z.x, SIN(z.y));
     if (is_infinite(z.x) && !is_finite_real(z.y)) return (Complex)(z.x, (Real)NAN);
     const Complex turn = (Complex)(COS(z.y), SIN(z.y));
     if (ABSOLUTE(z.x) > MAX_EXP) return c_grown(z.x, turn);
@@ -196,9 +196,8 @@ static inline Complex c_sinh(Complex z) {
 }
 
 static inline Complex c_cosh(Complex z) {
-    const Real zero = SIGNBIT(z.x) != SIGNBIT(z.y) ? -(Real)0 : (Real)0;
-    if (z.y == 0) return (Complex)(COSH(z.x), zero);
-    if (z.x == 0) return (Complex)(COS(z.y), is_finite_real(z.y) && SIN(z.y) < 0 ? COPYSIGN((Real)0, -z.x) : COPYSIGN((Real)0, z.x));
+    if (z.y == 0) return (Complex)(COSH(z.x), z.x == z.x ? COPYSIGN(z.y, z.y * COPYSIGN((Real)1, z.x)) : z.y);
+    if (z.x == 0) return (Complex)(COS(z.y), is_finite_real(z.y) ? z.x * SIN(z.y) : (Real)0);
     if (is_infinite(z.x) && !is_finite_real(z.y)) return (Complex)((Real)INFINITY, (Real)NAN);
     const Complex turn = (Complex)(COS(z.y), SIN(z.y));
     if (ABSOLUTE(z.x) > MAX_EXP) {

@@ -18,7 +18,7 @@ from polyarr.backends.opencl.runtime.layout import broadcast_strides, collapse, 
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.source import STRUCTURE
 from polyarr.core.program import Fusion, Kind, Program, Step
-from polyarr.core.spec import FLOATS, Spec
+from polyarr.core.spec import COMPLEX, FLOATS, Spec
 
 ROW_GROUPS = {"cpu": SerialRows, "gpu": CooperativeRows}
 MAX_ARRAYS = 16  # arrays that a kernel reads and writes
@@ -42,9 +42,11 @@ def _kind(device: Device, step: Step, specs: tuple[Spec, ...], out: Spec) -> Kin
     expression = expression_of(step, specs)
     if expression is None:
         return kind_of_reduction(device, step, specs)
+    dtype = dtype_of(specs, out)
+    if found := [d for d in (dtype, out.dtype) if d in COMPLEX]:  # they are fused among themselves
+        return Kind(out.shape, types(found[0])["ACC"])
     if "(" not in expression:
         return Kind(out.shape)
-    dtype = dtype_of(specs, out)
     accumulator = types(dtype)["ACC"]
     if dtype not in FLOATS or expression.startswith(TYPED) or usual(device, expression, accumulator):
         return None

@@ -8,22 +8,32 @@ import numpy as np
 from polyarr import ops
 from polyarr.backends.opencl.elementwise import elements
 from polyarr.backends.opencl.elementwise.elementwise import (
+    CONJUGATE,
+    COPY,
     EXPRESSIONS,
+    IMAGINARY_PART,
     INT64,
+    REAL_PART,
     WHERE,
     arithmetic,
     conversion,
+    for_dtype,
+    joined_parts,
     to_argument,
 )
 from polyarr.backends.opencl.runtime.program import types
-from polyarr.backends.opencl.runtime.source import SCALARS
+from polyarr.backends.opencl.runtime.source import passed_as
 from polyarr.core.program import Program, Step
-from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import COMPLEX, Spec, complex64, complex_of, float32, float64
 from polyarr.core.spec import bool as bool_
 
-OPS = {getattr(ops, name): expression for name, expression in EXPRESSIONS.items()} | {ops.where: WHERE}
+OPS = {getattr(ops, name): expression for name, expression in EXPRESSIONS.items()} | {
+    ops.where: WHERE, ops.conj: CONJUGATE, ops.real_part: REAL_PART, ops.imaginary_part: IMAGINARY_PART,
+}  # fmt: skip
+SETTLED = {float32: "SETTLED", complex64: "SETTLED_COMPLEX"}  # macros of elementwise.cl
 NAMES = {1: ("x",), 2: ("x", "y"), 3: ("c", "x", "y")}  # of an op's operands in its expression
-ARITHMETIC = {"float": float32, "double": float64}  # dtypes by the C type in which their functions compute
+# Dtypes by the C type in which their functions compute; those of complex numbers compute with the parts.
+ARITHMETIC = {"float": float32, "double": float64, "float2": float32, "double2": float64}
 
 
 class Operand(NamedTuple):
@@ -38,7 +48,13 @@ def expression_of(step: Step, specs: tuple[Spec, ...]) -> str | None:
     """Return what a step computes, in C; None if it is not elementwise. specs are those of its inputs."""
     if step.op is ops.astype:
         return conversion(specs[0].dtype, step.params["dtype"])
-    return OPS.get(step.op)
+    if step.op is ops.complex:
+        return joined_parts(complex_of(dtype_of(specs, specs[0])))
+    dtype = dtype_of(specs, specs[0]) if specs else None
+    if step.op is ops.conj and dtype not in COMPLEX:
+        return COPY
+    found = OPS.get(step.op)
+    return found if found is None or dtype not in COMPLEX else for_dtype(found, dtype)
 
 
 def dtype_of(specs: tuple[Spec, ...], out: Spec) -> np.dtype:
@@ -57,6 +73,7 @@ class Statements:
 
     def __init__(self, group: Program, calls: str) -> None:
         self.group, self.numbers, self._dtype = group, list[Operand](), ARITHMETIC.get(calls, float32)
+        self._is_complex = calls.endswith("2")
         self.arrays = [v for v in group.inputs if v in group.specs]
         self.names = {v: f"v{i}" for i, v in enumerate((*self.arrays, *(step.outputs for step in group.steps)))}
         computing = [step for step in group.steps if step.op is not ops.concat]
@@ -76,7 +93,8 @@ class Statements:
         }
         kind, value = out.dtype.name, expression_of(step, specs) or ""
         if any(v in other.inputs[1:] for other in self.group.steps):
-            value = f"SETTLED({value})" if out.dtype == float32 and ("(" in value or "/" in value) else value
+            if out.dtype in SETTLED and ("(" in value or "/" in value):
+                value = f"{SETTLED[out.dtype]}({value})"
             value = f"widen_{kind}(narrow_{kind}({value}))"
         return elements.statement(self.names[v], value, operands, out.dtype)
 
@@ -93,7 +111,7 @@ class Statements:
     def arguments(self) -> tuple[Any, ...]:
         """The types of scalars, inputs and outputs."""
         pointers = (None, INT64) * len(self.arrays) + (None,) * len(self.group.outputs)
-        return *(SCALARS[n.type] for n in self.numbers), *pointers
+        return *(passed_as(n.type) for n in self.numbers), *pointers
 
     def macros(self, strides: list[int]) -> dict[str, Any]:
         """Return the kernel's parameters and the functions that statements call; strides has an index for each array.
@@ -102,7 +120,7 @@ class Statements:
         numbers = [f"const {n.type} n{i}," for i, n in enumerate(self.numbers)]
         return {
             "T": stored["T"], "ACC": stored["ACC"], "LOAD": stored["LOAD"], "OUT_T": stored["T"],
-            "DTYPE": self._dtype.name, **arithmetic(self._dtype),
+            "DTYPE": self._dtype.name, **arithmetic(self._dtype), "COMPLEX": int(self._is_complex),
             "PARAMETERS": " ".join((*numbers, *self._pointers())), "BASES": elements.bases(strides),
         }  # fmt: skip
 
