@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise.elementwise import launch
+from polyarr.backends.opencl.elementwise.elementwise import astype, launch
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.core.number import evaluate
-from polyarr.core.spec import FLOATS, UNSIGNED, Number, Spec
+from polyarr.core.spec import COMPLEX, FLOATS, UNSIGNED, Number, Spec, real_of
 
 
 def fill(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
@@ -20,6 +20,9 @@ def fill(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[in
 
 def iota(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
     """Return start + i * step for i < size. Floats are computed in float64, or as double-float32 without it."""
+    if dtype in COMPLEX:
+        real = real_of(dtype)
+        return astype(device, out, iota(device, Spec(out.shape, real), start, step, like, size=size, dtype=real), dtype=dtype)
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
     if dtype in FLOATS:
         parts = (float,) if device.features.fp64 else (_single, _rest)

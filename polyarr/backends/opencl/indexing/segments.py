@@ -11,13 +11,13 @@ import numpy as np
 from polyarr.backends.opencl.reductions.scan import sum_dtype
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS
-from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.runtime.layout import Buffer, with_parts
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.sorting import sort
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import Spec, float32
+from polyarr.core.spec import COMPLEX, Spec, float32
 
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a work-item of a CPU sums at once
@@ -35,6 +35,8 @@ def adds_atomically(device: Device) -> bool:
 
 def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Buffer, *, axis: int) -> None:
     """Add updates to the slices of result at indices. All are dense; the caller allocates result after `fault`."""
+    if result.dtype in COMPLEX:  # sums of their parts
+        result, updates = with_parts(result), with_parts(updates)
     outer, n, inner = prod(result.shape[:axis]), result.shape[axis], prod(result.shape[axis + 1 :])
     if updates.size == 0 or result.size == 0:
         return

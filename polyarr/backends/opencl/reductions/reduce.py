@@ -7,10 +7,11 @@ import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.copying.shape import reshape
+from polyarr.backends.opencl.elementwise.elementwise import astype
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, collapse, permuted, row_major
 from polyarr.backends.opencl.runtime.program import types, vector_types
-from polyarr.core.spec import FLOATS, NARROW, Spec, float32, float64, int64
+from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, NARROW, Spec, complex128, float32, float64, int64
 
 # By op: the binary reduction, and the initial value, which may use `first`, the first element.
 JOINS = {
@@ -19,6 +20,7 @@ JOINS = {
     "max": ("LARGEST", "first"),
     "min": ("LEAST", "first"),
 }
+COMPLEX_JOINS = {"sum": ("ADD", "(A)(0, 0)"), "prod": ("MULTIPLY_COMPLEX", "(A)(1, 0)")}
 EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # initial values for floats, neutral even without a first element
 
 MAX_ONE_PASS_ARG = 1 << 18  # elements of a row up to which argmax by one work-group beats two passes by several
@@ -53,6 +55,8 @@ def launcher(name: str) -> Any:
 def _reduce(
     name: str, device: Device, out: Spec, x: Buffer, *, axis: tuple[int, ...], keepdims: bool = False, dtype: Any = None
 ) -> Buffer:
+    if out.dtype.kind == "c" and x.dtype != out.dtype:
+        x = astype(device, Spec(x.shape, out.dtype), x, dtype=out.dtype)
     window = _window(x.shape, x.strides, axis)
     if window is None:  # too many axes that cannot be merged: reduce the rows of a copy
         x, window = _in_rows(device, x, axis)
@@ -191,14 +195,17 @@ def _vectors_plan(
     partial: Spec | None, *, find: bool = False,
 ) -> Plan:  # fmt: skip
     """Plan reduce_gpu.cl; dtypes are those of x, the accumulator and the result."""
-    (stored, accumulator, written), (join, start) = map(types, dtypes), JOINS[name]
+    stored, accumulator, written = _types(*dtypes)
+    join, start = _join(name, dtypes[0])
     start = EMPTY.get(name, start) if dtypes[0] in FLOATS else start
     group, vector, lanes = team_of(device, dtypes[0], part_length)
     program = device.build(
         "reduce_gpu",
         **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector, **vector_types(dtypes[0], vector),
+        **({"DTYPE": stored["LOAD"].removeprefix("load_")} if dtypes[0] in COMPLEX else {}),
         A=accumulator["ACC"], OUT_T=written["T"], STORE=written["STORE"],
-        JOIN=join, START=start, BEFORE="<" if name == "min" else ">", WG=group, LANES=lanes,
+        JOIN=join, START=start, WG=group, LANES=lanes,
+        **({} if dtypes[0] in COMPLEX else {"BEFORE": "<" if name == "min" else ">"}),
     )  # fmt: skip
     rows = window.outer * window.inner
     work = (-(-rows // (group // lanes)) * group, parts)
@@ -217,15 +224,29 @@ def _build(
     device: Device, name: str, dtype: np.dtype, accumulator: np.dtype, result: np.dtype, stride: int, lanes: int,
     *, find: bool,
 ) -> Any:  # fmt: skip
-    join, start = JOINS[name]
-    geometry, stored, written = device.geometry, types(dtype), types(result)
+    (join, start), geometry = _join(name, dtype), device.geometry
+    stored, sums, written = _types(dtype, accumulator, result)
     return device.build(
         "reduce",
-        T=stored["T"], LOAD=stored["LOAD"], A=types(accumulator)["ACC"], OUT_T=written["T"], STORE=written["STORE"],
+        T=stored["T"], LOAD=stored["LOAD"], A=sums["ACC"], OUT_T=written["T"], STORE=written["STORE"],
         JOIN=join, START=start, FIND=int(find), STRIDE=1 if stride == 1 else "stride",
-        VECTORS=int(geometry.has_vectors and stride == 1 and stored["T"] == types(accumulator)["ACC"]),
+        VECTORS=int(geometry.has_vectors and stride == 1 and stored["T"] == sums["ACC"] and dtype not in COMPLEX),
         WG=geometry.reduction_group, LANES=lanes, PARTIALS=geometry.partials, COLUMNS=geometry.columns,
     )  # fmt: skip
+
+
+def _join(name: str, dtype: np.dtype) -> tuple[str, str]:
+    """Return the binary reduction of a dtype, and its initial value."""
+    return COMPLEX_JOINS[name] if dtype in COMPLEX else JOINS[name]
+
+
+def _types(dtype: np.dtype, accumulator: np.dtype, result: np.dtype) -> tuple[dict[str, str], ...]:
+    """Return the macros of the dtypes; vectors do not convert implicitly, so complex64 is loaded as its accumulator."""
+    wide = {"ACC": "double2", "LOAD": "load_complex64_wide", "STORE": "store_complex64_wide"}
+    found = map(types, (dtype, accumulator, result))
+    if accumulator != complex128:
+        return tuple(found)
+    return tuple({**macros, **wide} if macros["T"] == "float2" else macros for macros in found)
 
 
 def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> np.dtype:
@@ -234,8 +255,8 @@ def _accumulator(device: Device, name: str, dtype: np.dtype, out: np.dtype) -> n
     Products of floats use float64 if the device has it, because every factor adds a rounding error.
     """
     wide = out if name in ("sum", "prod") else dtype
-    if name == "prod" and wide in FLOATS and device.features.fp64:
-        return float64
+    if name == "prod" and wide in INEXACT and device.features.fp64:
+        return complex128 if wide in COMPLEX else float64
     return float32 if wide in NARROW else wide
 
 

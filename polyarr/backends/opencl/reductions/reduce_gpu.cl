@@ -9,13 +9,13 @@
 //          A               type of the accumulator
 //          OUT_T, STORE    dtype of the results
 //          JOIN, START     the binary reduction, and its initial value, which may use `first`, the first element
-//          BEFORE          comparison of arg_rows: > or <
+//          BEFORE          comparison of arg_rows: > or <; not defined for complex numbers, which have no order
 //          WG, LANES       work-items per group, and per row: powers of two
 #if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(A) || !defined(OUT_T) || !defined(STORE)
 #error "reduce_gpu.cl needs a dtype's macros, VECTOR, WORD, A, OUT_T and STORE"
 #endif
-#if !defined(JOIN) || !defined(START) || !defined(BEFORE) || !defined(WG) || !defined(LANES)
-#error "reduce_gpu.cl needs JOIN, START, BEFORE, WG and LANES"
+#if !defined(JOIN) || !defined(START) || !defined(WG) || !defined(LANES)
+#error "reduce_gpu.cl needs JOIN, START, WG and LANES"
 #endif
 
 #include "teams.cl"
@@ -51,7 +51,7 @@ void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T
                  const long part_length) {
     __local A lanes[WG];
     PART_OF_ROW
-    const ACC other = begin < end ? LOAD(x_row, begin) : 0;
+    const ACC other = begin < end ? LOAD(x_row, begin) : (ACC)0;
     const A first = (A)other;
     A total = START;
     for (long at = aligned + me * VECTOR; at < end; at += TURNS * AT_ONCE * STEP) {
@@ -70,6 +70,7 @@ void reduce_rows(__global const T *restrict x, const long offset, __global OUT_T
     if (me == 0 && row < rows) STORE(out, part * rows + row, total);
 }
 
+#ifdef BEFORE
 // 1 if v is better than best; nan is better than everything else.
 #define IS_BETTER(v, best) ((v) BEFORE (best) || ((v) != (v) && (best) == (best)))
 
@@ -108,3 +109,4 @@ void arg_rows(__global const T *restrict x, const long offset, __global OUT_T *r
     }
     if (me == 0 && row < rows) STORE(out, row, position);
 }
+#endif

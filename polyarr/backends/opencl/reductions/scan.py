@@ -6,18 +6,21 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.elementwise.elementwise import astype
 from polyarr.backends.opencl.reductions import reduce
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, row_major
+from polyarr.backends.opencl.runtime.layout import Buffer, of_parts, row_major, with_parts
 from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.backends.opencl.runtime.source import SCALARS
-from polyarr.core.spec import FLOATS, Spec, float32, float64
+from polyarr.core.spec import COMPLEX, FLOATS, Spec, float32, float64, real_of
 
 SUM = reduce.launcher("sum")
 
 
 def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np.dtype) -> Buffer:
     """Return the sum of the elements up to and including each one, along axis."""
+    if out.dtype in COMPLEX:
+        return _of_parts(device, out, x, axis)
     x, result = dense(device, x), device.empty(out)
     outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     if not out.size:
@@ -47,6 +50,14 @@ def cumulative_sum(device: Device, out: Spec, x: Buffer, *, axis: int, dtype: np
         work, (group, 1, 1), x.memory, result.memory, starts.memory, inner, length, part_length
     )  # fmt: skip
     return result
+
+
+def _of_parts(device: Device, out: Spec, x: Buffer, axis: int) -> Buffer:
+    """Return the cumulative sum of complex numbers, whose two parts are the last axis of a real array."""
+    if x.dtype != out.dtype:
+        x = astype(device, Spec(x.shape, out.dtype), x, dtype=out.dtype)
+    parts, real = with_parts(dense(device, x)), real_of(out.dtype)
+    return of_parts(cumulative_sum(device, Spec(parts.shape, real), parts, axis=axis, dtype=real))
 
 
 def sum_dtype(device: Device, dtype: np.dtype) -> np.dtype:
