@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.copying.copy import dense, in_whole_rows, padded
+from polyarr.backends.opencl.copying.copy import dense, duplicate, in_whole_rows, padded
 from polyarr.backends.opencl.copying.shape import concat
+from polyarr.backends.opencl.elementwise import elementwise
 from polyarr.backends.opencl.gemm import gemv
 from polyarr.backends.opencl.gemm.product import (
     PLAIN,
@@ -26,14 +27,26 @@ from polyarr.backends.opencl.gemm.product import (
 )
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, Shape, broadcast, is_aligned, pieces, reshaped, swapped
+from polyarr.backends.opencl.runtime.layout import (
+    Buffer,
+    Shape,
+    broadcast,
+    is_aligned,
+    of_parts,
+    pieces,
+    reshaped,
+    spec_of,
+    swapped,
+    view,
+    with_parts,
+)
 from polyarr.backends.opencl.runtime.program import STORED
 from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.measure import Launcher
 from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup
-from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import Spec, float32, float64, real_of
 
 GROUPS_PER_UNIT = 2  # work-groups per compute unit that keep a GPU busy
 MIN_SLICE_K = 256  # elements of k that are worth a work-group of their own
@@ -51,6 +64,7 @@ SHARE_COUNTS = sorted(2**power * odd for power in range(12) for odd in (1, 3))  
 PACKING_COST = {False: 12, True: 20}  # cost of packing an element, in multiply-adds, by whether it lies along k
 READING_COST = {False: 2, True: 6}  # likewise to read an element of x in place, by whether rows are far apart
 SUM = reduction("sum")
+TIMES_I = "times_i(x)"
 
 NO_WORK = Plan(lambda arrays, x_start, y_start: None, None)
 
@@ -62,12 +76,34 @@ def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = 
     """
     epilogue = PLAIN if precision == PLAIN.precision else PLAIN._replace(precision=precision)
     if x.ndim > 1 and y.ndim > 1:
-        return product(device, out, x, y, None, epilogue)[0]
+        multiplied = _complex_product if out.dtype.kind == "c" else product
+        return multiplied(device, out, x, y, None, epilogue)[0]
     shape = (*out.shape, 1) if y.ndim == 1 else out.shape
     shape = (*shape[:-1], 1, shape[-1]) if x.ndim == 1 else shape
     x = broadcast(x, (1, *x.shape)) if x.ndim == 1 else x
     y = swapped(broadcast(y, (1, *y.shape))) if y.ndim == 1 else y
-    return reshaped(product(device, Spec(shape, out.dtype), x, y, None, epilogue)[0], out.shape)
+    multiplied = _complex_product if out.dtype.kind == "c" else product
+    return reshaped(multiplied(device, Spec(shape, out.dtype), x, y, None, epilogue)[0], out.shape)
+
+
+def _complex_product(
+    device: Device, out: Spec, x: Buffer, y: Buffer, bias: None, epilogue: Epilogue
+) -> tuple[Buffer, None]:
+    """Return the product of complex matrices, as one of real ones that are twice as long along k and n.
+
+    The parts of x and of the result alternate along the rows, as they do in memory. Each row of y is followed by i
+    times that row.
+    """
+    (k, n), real, lead = y.shape[-2:], real_of(out.dtype), y.shape[:-2]
+    x = with_parts(x if x.strides[-1] == 1 else duplicate(device, x))
+    x = view(x, (*x.shape[:-2], 2 * k), (*x.strides[:-2], 1), x.offset)
+    rows = device.empty(Spec((*lead, k, 2, n), out.dtype))
+    for part, expression in enumerate((elementwise.COPY, TIMES_I)):
+        target = view(rows, y.shape, (*rows.strides[:-2], 1), part * n)
+        elementwise.launch(device, spec_of(y), y, expression=expression, target=target)
+    y = reshaped(with_parts(rows), (*lead, 2 * k, 2 * n))
+    result, _ = product(device, Spec((*out.shape[:-1], 2 * n), real), x, y, bias, epilogue)
+    return of_parts(reshaped(result, (*out.shape, 2))), None
 
 
 def product(
