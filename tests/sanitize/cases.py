@@ -11,7 +11,7 @@ import polyarr
 from polyarr import ops
 from polyarr.backends.opencl.attention import attention
 from polyarr.backends.opencl.copying.copy import in_whole_rows
-from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS
+from polyarr.backends.opencl.elementwise.elementwise import COMPLEX_EXPRESSIONS, EXPRESSIONS
 from polyarr.backends.opencl.gemm.product import Operand, Problem
 from polyarr.backends.opencl.nvidia import conv_pieces
 from polyarr.backends.opencl.nvidia.attention_split import split, walks
@@ -45,9 +45,14 @@ def whole(*shape: int, below: int = 4, dtype: str = "int32") -> polyarr.Array:
     return polyarr.asarray(np.random.default_rng(sum(shape)).integers(0, below, shape), dtype=getattr(polyarr, dtype))
 
 
+def pairs(*shape: int, dtype: str = "complex64") -> polyarr.Array:
+    """Return fixed random complex numbers, whose parts are between 0.5 and 3."""
+    return polyarr.asarray(array(*shape).numpy() + 1j * array(*shape[::-1]).numpy().T, dtype=getattr(polyarr, dtype))
+
+
 def cases() -> Iterator[Case]:
     """Yield all cases."""
-    for family in (elementwise, layouts, creation, reductions, scans, moves, indices, sorts, matrices):
+    for family in (elementwise, complex_numbers, layouts, creation, reductions, scans, moves, indices, sorts, matrices):
         yield from family()
     yield from products()
     yield from convolutions()
@@ -82,6 +87,29 @@ def elementwise() -> Iterator[Case]:
         yield Case(
             f"astype {source} {target}", lambda x, t=target: ops.astype(x, dtype=t), (array(3, 7, dtype=source),)
         )
+
+
+def complex_numbers() -> Iterator[Case]:
+    """Yield calls with complex numbers: elementwise ops, and the other kernels that know of them."""
+    for name in COMPLEX_EXPRESSIONS:
+        x, y = pairs(3, 5), pairs(5)
+        yield Case(f"{name} complex64", getattr(ops, name), (x, y) if name in BINARY else (x,))
+    for dtype in ("complex64", "complex128"):
+        x = pairs(3, 37, dtype=dtype)
+        yield Case(f"multiply number {dtype}", lambda x: x[:, 1:] * (2.0 - 1j), (x,))
+        yield Case(f"complex {dtype}", ops.complex, (ops.real_part(x), ops.imaginary_part(x)))
+        yield Case(f"conj {dtype}", ops.conj, (x,))
+        yield Case(f"real_part {dtype}", lambda x: ops.real_part(x) + ops.imaginary_part(x), (x,))
+        yield Case(f"astype {dtype} bool", lambda x: ops.astype(x, dtype="bool"), (x,))
+        yield Case(f"astype float32 {dtype}", lambda x, t=dtype: ops.astype(x, dtype=t), (array(3, 5),))
+        yield Case(f"reshape {dtype}", lambda x: ops.reshape(x, shape=(111,)), (ops.matrix_transpose(x),))
+        for op in (ops.sum, ops.prod):
+            for axis in (0, 1, (0, 1)):
+                yield Case(f"{op.name} {axis} {dtype}", partial(op, axis=axis), (x,))
+        yield Case(f"cumulative_sum {dtype}", lambda x: ops.cumulative_sum(x, axis=1), (x,))
+        yield Case(f"take {dtype}", lambda x, i: ops.take(x, i, axis=0), (x, whole(4, below=3)))
+        yield Case(f"scatter_add {dtype}", lambda x, i: ops.scatter_add(x, i, x, axis=0), (x, whole(3, below=3)))
+        yield Case(f"matmul {dtype}", ops.matmul, (x, ops.matrix_transpose(x)))
 
 
 def layouts() -> Iterator[Case]:

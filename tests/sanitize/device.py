@@ -23,6 +23,7 @@ from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.backends.opencl.tuning import measure
 from polyarr.core.backend import Backend, Fused
+from polyarr.core.spec import DTYPES
 
 KNOWN_AS = {"restrict": ""}  # Oclgrind lacks the instructions that the compiler emits for it
 
@@ -76,7 +77,7 @@ def backend_of(device: Device, called: Counter) -> Backend:
     kernels = {op: counted(kernel, op.name, called) for op, kernel in make_kernels(device).items()}
     return Backend(
         "sanitized", kernels, upload=device.upload, download=partial(download, device),
-        synchronize=device.synchronize, reads=READS, fusion=fusion_of(device),
+        synchronize=device.synchronize, reads=READS, fusion=fusion_of(device), dtypes=frozenset(DTYPES),
     )  # fmt: skip
 
 

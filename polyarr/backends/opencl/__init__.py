@@ -67,7 +67,8 @@ def start(device: str | None = None) -> Backend:
 def _dtypes(features: Any) -> dict[str, frozenset[Any]]:
     """Return the dtypes that a device supports, and those in which it may flush subnormal numbers to 0."""
     offered = frozenset(d for d in DTYPES if real_of(d) != float64 or features.fp64)
-    return {"dtypes": offered, "flushes": frozenset() if features.subnormals else frozenset({float32, complex64, bfloat16})}
+    flushed = frozenset() if features.subnormals else frozenset({float32, complex64, bfloat16})
+    return {"dtypes": offered, "flushes": flushed}
 
 
 def _choose_caches() -> None:

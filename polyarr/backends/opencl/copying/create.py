@@ -21,8 +21,9 @@ def fill(device: Device, out: Spec, value: Number, like: Any, *, shape: tuple[in
 def iota(device: Device, out: Spec, start: Number, step: Number, like: Any, *, size: int, dtype: np.dtype) -> Buffer:
     """Return start + i * step for i < size. Floats are computed in float64, or as double-float32 without it."""
     if dtype in COMPLEX:
-        real = real_of(dtype)
-        return astype(device, out, iota(device, Spec(out.shape, real), start, step, like, size=size, dtype=real), dtype=dtype)
+        real = Spec(out.shape, real_of(dtype))
+        values = iota(device, real, start, step, like, size=size, dtype=real.dtype)
+        return astype(device, out, values, dtype=dtype)
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
     if dtype in FLOATS:
         parts = (float,) if device.features.fp64 else (_single, _rest)

@@ -10,7 +10,15 @@ import numpy as np
 from polyarr.backends.opencl.elementwise.elements import STEPS, Operand, array, bases, declared, kernel_of, statement
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
-from polyarr.backends.opencl.runtime.layout import Buffer, broadcast_strides, collapse, lengthened, part_of, row_major, steps_of
+from polyarr.backends.opencl.runtime.layout import (
+    Buffer,
+    broadcast_strides,
+    collapse,
+    lengthened,
+    part_of,
+    row_major,
+    steps_of,
+)
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.source import SCALARS, STRUCTURE, passed_as
 from polyarr.core.number import evaluate

@@ -201,8 +201,8 @@ def _vectors_plan(
     group, vector, lanes = team_of(device, dtypes[0], part_length)
     program = device.build(
         "reduce_gpu",
-        **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector, **vector_types(dtypes[0], vector),
-        **({"DTYPE": stored["LOAD"].removeprefix("load_")} if dtypes[0] in COMPLEX else {}),
+        **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector,
+        **vector_types(dtypes[0], vector) | {"DTYPE": stored["LOAD"].removeprefix("load_")},
         A=accumulator["ACC"], OUT_T=written["T"], STORE=written["STORE"],
         JOIN=join, START=start, WG=group, LANES=lanes,
         **({} if dtypes[0] in COMPLEX else {"BEFORE": "<" if name == "min" else ">"}),
