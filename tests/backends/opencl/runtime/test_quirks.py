@@ -14,7 +14,7 @@ from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, QUIRKS, 
 from polyarr.cli.doctor import COLOURS
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
-from polyarr.core.spec import bfloat16, float32, float64
+from polyarr.core.spec import bfloat16, complex64, complex128, float32, float64
 from tests.helpers.root import ROOT
 
 PAGE = ROOT / "docs" / "opencl-drivers.md"
@@ -163,11 +163,12 @@ def test_kernels_for_nothing_else(backend, monkeypatch):
 
 @on_opencl
 def test_a_device_without_subnormals_says_so_to_the_kit(backend):
-    """In float32, and in bfloat16, which has the same exponents."""
+    """In float32, complex64, and bfloat16, which has the same exponents."""
     module, features = import_module("polyarr.backends.opencl"), backend.home.features
     assert module._dtypes(features._replace(subnormals=True))["flushes"] == set()
     found = module._dtypes(features._replace(subnormals=False, fp64=False))
-    assert found["flushes"] == {float32, bfloat16} and float64 not in found["dtypes"]
+    assert found["flushes"] == {float32, complex64, bfloat16}
+    assert found["dtypes"].isdisjoint({float64, complex128})
 
 
 # ---- little local memory -----------------------------------------------------------------------------------------
