@@ -336,12 +336,12 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 // statements are one macro argument, so they must not contain a comma outside of parentheses. The loop is unrolled, to
 // keep partial results in registers; if NARROW, for 16-bit dtypes, it is vectorized. EACH_COLUMN_WIDELY, for expensive
 // columns, is always vectorized if it is long enough.
-#if !defined(NARROW) || !NARROW
-#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
-#elif WIDE < 16  // clang vectorizes conversions of 16-bit floats in some of the unrolled loops only
+#if defined(NARROW) && NARROW && HAS_BUILTINS && WIDE < 16
 #define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(8)"), STATEMENTS)
-#else
+#elif defined(NARROW) && NARROW && HAS_BUILTINS  // in some unrolled loops clang does not vectorize conversions
 #define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(16)"), STATEMENTS)
+#else
+#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
 #endif
 #if defined(WIDE_LOOPS) && WIDE >= WIDE_LOOPS
 #define EACH_COLUMN_WIDELY(STATEMENTS) COLUMN_LOOPS(WIDELY, STATEMENTS)

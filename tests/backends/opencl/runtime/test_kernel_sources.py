@@ -26,7 +26,7 @@ DIRECTIVE = re.compile(r"\s*#\s*(if|elif|else|endif)\w*\b(.*)")
 GUARDED = {
     r"__builtin_\w+": r"^HAS_BUILTINS",
     r"\basm\b|__asm": r"ATOMICS == 2",
-    r"min_vector_width|clang loop vectorize_width": r"__AVX512F__",
+    r"min_vector_width|clang loop vectorize_width": r"__AVX512F__|HAS_BUILTINS",
 }
 NVIDIAS = re.compile(r'#include "(ptx|wgmma)\.cl"')  # in files that only variants load
 NVIDIAS_OWN = ("ptx.cl", "wgmma.cl", "images.cl")
