@@ -60,6 +60,15 @@ def ufunc(fn: Callable) -> Callable:
     return kernel
 
 
+def expm1(x: np.ndarray) -> np.ndarray:
+    """Return exp(x) - 1, with the standard's values for complex infinities and zeros, for which NumPy has others."""
+    if x.dtype.kind != "c":
+        return np.expm1(x)
+    found = np.where(np.isfinite(x), np.expm1(x), np.exp(x) - 1)
+    found.real += 0.0  # -0 becomes 0
+    return found
+
+
 def short_sum(fn: Callable) -> Callable:
     """Make a kernel from np.sum or np.prod that reduces short axes, and integers, without reordering."""
     long = long_sum(NUMPY, fn)
@@ -224,6 +233,7 @@ def max_pool(
 
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
+    ops.expm1: ufunc(expm1),
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),
     ops.argmax: quiet(arg_extreme(np.max, np.argmax)),

@@ -132,7 +132,7 @@ static inline Complex c_exp(Complex z) {
 }
 
 static inline Complex c_expm1(Complex z) {
-    if (z.y == 0) return (Complex)(EXPM1(z.x), z.y);
+    if (z.y == 0) return (Complex)(EXPM1(z.x) + 0, z.y);  // -0 becomes 0
     if (z.x > 1 || is_infinite(z.x)) return c_exp(z) - (Complex)(1, 0);
     const Real s = SIN(z.y * (Real)0.5f);
     return (Complex)(EXPM1(z.x) * COS(z.y) - 2 * s * s, EXP(z.x) * SIN(z.y));
@@ -210,6 +210,7 @@ static inline Complex c_cosh(Complex z) {
 static inline Complex c_tanh(Complex z) {
     if (z.y == 0) return (Complex)(TANH(z.x), z.y);
     if (z.x == 0) return (Complex)(z.x, TAN(z.y));
+    if (!is_finite_real(z.y) && is_finite_real(z.x)) return (Complex)((Real)NAN, (Real)NAN);
     if (ABSOLUTE(z.x) > OF_TYPE(11.0f, 22.0)) {
         const Real rest = is_finite_real(z.y) ? 4 * SIN(z.y) * COS(z.y) * EXP(-2 * ABSOLUTE(z.x)) : (Real)0;
         return (Complex)(COPYSIGN((Real)1, z.x), rest);

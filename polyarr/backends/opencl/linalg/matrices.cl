@@ -69,11 +69,12 @@ __kernel GROUP void move(__global const T *restrict x, __global OUT_T *restrict 
         const long sign = sign_start + g * sign_matrix + (long)i * sign_row;
         for (int j = get_local_id(0); j < columns; j += WG) {
             ACC v = 0;
-            if (keep == 0 || (keep < 0 ? j <= i : j >= i)) v = LOAD(x, from + (long)i * x_row + (long)j * x_column);
+            const int kept = keep == 0 || (keep < 0 ? j <= i : j >= i);
+            if (kept) v = LOAD(x, from + (long)i * x_row + (long)j * x_column);
             finite &= IS_FINITE(v);
             if (symmetric) v = (v + LOAD(x, from + (long)j * x_row + (long)i * x_column)) * (ACC)0.5;
             if (scaling) v = scaling > 0 ? v * scale : v / scale;
-            if (signed_by && signs[sign + (long)j * sign_column] < 0) v = -v;
+            if (kept && signed_by && signs[sign + (long)j * sign_column] < 0) v = -v;
             STORE(out, to + (long)j * out_column, v);
         }
     }
