@@ -63,7 +63,10 @@ class Call:
 
     def program(self, stem: str, **macros: Any) -> Program:
         """Return the program of a file for this dtype."""
-        return self.device.plans[_program](stem, self.acc, *macros.items())
+        return self.device.plans[_program](stem, self.acc, self.group, *macros.items())
+
+    def _mover(self, source: np.dtype, target: np.dtype) -> Program:
+        return self.device.plans[_mover](source, target, self.group)
 
     def empty(self, *shape: int) -> Buffer:
         """Return an uninitialized workspace: for each matrix an array of this shape."""
@@ -91,7 +94,7 @@ class Call:
 
     def scales(self, x: Buffer) -> Buffer:
         """Return powers of two that scale the largest magnitude of each matrix of a dense x to about 1."""
-        found, program = self.empty(), self.device.plans[_mover](x.dtype, self.acc)
+        found, program = self.empty(), self._mover(x.dtype, self.acc)
         program.measure(
             *self.per_matrix(), x.memory, found.memory, *self.fault, self.not_finite, prod(x.shape[1:])
         )  # fmt: skip
@@ -117,7 +120,7 @@ class Call:
             return target
         work, group, total = self._by_rows(target.shape[1])
         scaling, signs_at = 0 if scales is None else -1 if divide else 1, signs or target
-        self.device.plans[_mover](source.dtype, target.dtype).move(
+        self._mover(source.dtype, target.dtype).move(
             work, group, source.memory, target.memory, (scales or target).memory, signs_at.memory, *self.fault, message,
             source.offset, *source.strides, target.offset, *target.strides, signs_at.offset, *signs_at.strides,
             keep, int(symmetric), scaling, int(signs is not None), *target.shape[1:], *total,
@@ -148,7 +151,7 @@ class Call:
             return
         p = matmul(self.device, Spec(c.shape, c.dtype), x, y)
         work, group, total = self._by_rows(c.shape[1])
-        program = self.device.plans[_mover](self.acc, self.acc)
+        program = self._mover(self.acc, self.acc)
         program.subtract(work, group, c.memory, p.memory, c.offset, *c.strides[:2], *c.shape[1:], *total)
 
     def substitute(
@@ -166,7 +169,7 @@ class Call:
         columns, exchanges = b.shape[2], pivots or m
         chunks = -(-columns // CHUNK[self.kind])
         memories = m.memory, b.memory, exchanges.memory
-        program = self.device.plans[_mover](self.acc, self.acc)
+        program = self._mover(self.acc, self.acc)
         program.substitute(
             *self.per_matrix(chunks), *memories, m.offset, *m.strides, b.offset, *b.strides[:2],
             exchanges.offset, exchanges.strides[0] if pivots else 0, m.shape[1], columns, chunks, int(upward), divisor,
@@ -175,7 +178,7 @@ class Call:
     def signs(self, x: Buffer) -> Buffer:
         """Return -1 for each column whose element of largest magnitude is negative, else 1; x is dense."""
         found, chunks = self.empty(x.shape[2]), -(-x.shape[2] // self.group)
-        program = self.device.plans[_mover](self.acc, self.acc)
+        program = self._mover(self.acc, self.acc)
         program.find_signs(*self.per_matrix(chunks), x.memory, found.memory, *x.shape[1:], chunks)
         return found
 
@@ -188,14 +191,14 @@ def _one(device: Device, dtype: np.dtype) -> Buffer:
     return device.upload(np.ones((1, 1, 1), dtype))
 
 
-def _program(device: Device, stem: str, acc: np.dtype, *macros: tuple[str, Any]) -> Program:
-    return device.build(stem, **{"ACC": types(acc)["ACC"], "WG": GROUP[device.geometry.kind], **dict(macros)})
+def _program(device: Device, stem: str, acc: np.dtype, group: int, *macros: tuple[str, Any]) -> Program:
+    return device.build(stem, **{"ACC": types(acc)["ACC"], "WG": group, **dict(macros)})
 
 
-def _mover(device: Device, source: np.dtype, target: np.dtype) -> Program:
+def _mover(device: Device, source: np.dtype, target: np.dtype, group: int) -> Program:
     """Return the program of matrices.cl that moves from one dtype to the other; both have the same arithmetic."""
     read, written, kind = types(source), types(target), device.geometry.kind
     return device.build(
         "matrices", T=read["T"], LOAD=read["LOAD"], OUT_T=written["T"], STORE=written["STORE"], ACC=read["ACC"],
-        MAX_SCALE=MAX_SCALE[read["ACC"]], WG=GROUP[kind], CHUNK=CHUNK[kind],
+        MAX_SCALE=MAX_SCALE[read["ACC"]], WG=group, CHUNK=CHUNK[kind],
     )  # fmt: skip
