@@ -2,7 +2,7 @@
 
 from polyarr.backends.kernels import Library, make_kernels
 from polyarr.core.backend import Backend, DLPack
-from polyarr.core.spec import DTYPES, bfloat16, float32
+from polyarr.core.spec import COMPLEX, DTYPES, bfloat16, float32
 from polyarr.plugins import hookimpl
 
 
@@ -37,7 +37,7 @@ def start():
         upload=cupy.array,
         download=lambda buf: cupy.asnumpy(buf, order="C"),
         synchronize=lambda: cupy.cuda.Device().synchronize(),
-        dtypes=frozenset(DTYPES) - {bfloat16},
+        dtypes=frozenset(DTYPES) - {bfloat16, *COMPLEX},
         hardware=properties["name"].decode(),
         flushes=frozenset({float32}),
         dlpack=DLPack(lambda buf: buf, adopt),

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.core.backend import Backend
-from polyarr.core.spec import DTYPES, bfloat16, float16
+from polyarr.core.spec import COMPLEX, DTYPES, bfloat16, float16
 from polyarr.plugins import hookimpl
 
 
@@ -90,7 +90,7 @@ KERNELS = {
 
 def start():
     kernels = {op: np.errstate(all="ignore")(kernel) for op, kernel in KERNELS.items()}  # nan and inf are valid results
-    held = frozenset(DTYPES) - {float16, bfloat16}  # NumPy would accumulate these in 16 bits
+    held = frozenset(DTYPES) - {float16, bfloat16, *COMPLEX}  # NumPy would accumulate the first two in 16 bits
     return Backend("tiny", kernels, upload=np.array, download=lambda x: np.array(x, order="C"), dtypes=held)
 
 

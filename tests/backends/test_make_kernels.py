@@ -14,7 +14,7 @@ import polyarr as pa
 from polyarr import ops, plugins
 from polyarr.backends.kernels import LINALG, make_kernels
 from polyarr.core.backend import Backend
-from polyarr.core.spec import DTYPES, NARROW
+from polyarr.core.spec import COMPLEX, DTYPES, NARROW
 from polyarr.testing import USUAL_LEVEL, Data, Sample, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking
@@ -183,7 +183,7 @@ class Gpu(types.ModuleType):
 
 def checked(xp, upload, download, chosen, dtypes=DTYPES):
     """Return the failures of the chosen cases for a library."""
-    backend = Backend("foreign", make_kernels(xp), upload, download, dtypes=frozenset(dtypes))
+    backend = Backend("foreign", make_kernels(xp), upload, download, dtypes=frozenset(dtypes) - {*COMPLEX})
     return failing(backend, Effort(examples=1), chosen)
 
 
