@@ -22,7 +22,7 @@ _registered: list[type] = []  # a class keeps only weak references to its subcla
 
 
 class EinopsBackend:
-    """What einops asks of a library, for arrays of polyarr."""
+    """The functions that einops calls on a library, for arrays of polyarr."""
 
     framework_name = "polyarr"
 

@@ -70,8 +70,8 @@ def jacrev(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
 
     Returns:
         Function of the arguments of fn. Its result is a tree like the value, with a tree like the argument in place of
-        each array, or a tuple of them if argnums is a tuple. The shape of an array is that of the value's, followed by
-        that of the argument's; integers have None.
+        each array, or a tuple of them if argnums is a tuple. Each array has the shape of the value's array,
+        followed by the shape of the argument's array; integers have None.
 
     Raises:
         GradientError: When called: a value or an argument has no floating-point array.

@@ -1,4 +1,4 @@
-"""What the decompositions share: workspace for matrices, moves between arrays, triangular systems, and faults."""
+"""Parts of all decompositions: workspace for matrices, moves between arrays, triangular systems, and faults."""
 
 from math import prod
 from typing import Any
