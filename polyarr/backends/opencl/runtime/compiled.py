@@ -163,10 +163,12 @@ class PoclCompiler(Compiler):
             return
         try:
             entry = zipfile.ZipFile(io.BytesIO(content))
+            files = entry.namelist()
         except zipfile.BadZipFile:  # a valid checksum of invalid content
+            files = []
+        if not files:
             self._store.forget(name)
             return
-        files = entry.namelist()
         # Files that exist may have been loaded: a library in use must not change.
         missing = [file for file in files if not (self._run / file).exists()]
         try:
@@ -200,7 +202,7 @@ class PoclCompiler(Compiler):
         for name in names & self._made.keys():
             paths = [p for p in self._made[name].rglob("*") if p.is_file() and p.name != STAMP]
             files = {str(p.relative_to(self._run)): p for p in paths}
-            if files.keys() != self._kept.get(name):
+            if files and files.keys() != self._kept.get(name):  # no files: the folder was removed
                 self._save(name, files)
 
     def _save(self, name: str, files: dict[str, Path]) -> None:

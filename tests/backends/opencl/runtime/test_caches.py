@@ -1,10 +1,12 @@
 """The on-disk cache of compiled kernels: damaged files, files of others and a full disk only cost time."""
 
+import io
 import itertools
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ if find_spec("pyopencl") is None:
     pytest.skip("PyOpenCL is not installed", allow_module_level=True)
 caches = import_module("polyarr.backends.opencl.runtime.caches")
 
-USE = "import polyarr as pa; pa.set_backend('opencl'); print(pa.asarray([1.0, 2.0]).tolist())"
+USE = "import polyarr as pa; pa.set_backend('opencl'); print((pa.asarray([0.5, 1.0]) * 2).tolist())"
 posix = pytest.mark.skipif(os.name != "posix", reason="owners, modes and limits of files")
 
 
@@ -162,11 +164,23 @@ def test_entries_unused_for_long_are_removed(tmp_path, monkeypatch):
     assert [path.name for path in folder.iterdir()] == ["used"]
 
 
-def test_an_entry_that_is_no_archive_is_compiled_anew(warm):
+@pytest.mark.parametrize("content", [b"no archive", b"PK\5\6" + bytes(18)], ids=["text", "empty archive"])
+def test_an_entry_without_files_is_compiled_anew(warm, content):
     """The entry's checksum is correct, but its content is not."""
     for path in entries(warm):
-        caches.Store(path.parent).save(path.name, b"no archive")
+        caches.Store(path.parent).save(path.name, content)
     assert used(warm) == "[1.0, 2.0]"
+    assert all(caches.Store(path.parent).load(path.name) != content for path in entries(warm))
+
+
+def test_a_program_whose_files_are_gone_is_not_saved(tmp_path, warm):
+    """A process that loses PoCL's files leaves no entry that the next one could not use."""
+    lost = "import shutil; from polyarr.backends.opencl.runtime.caches import run_folder"
+    lost += "; [shutil.rmtree(folder) for folder in run_folder().path.glob('*') if folder.is_dir()]"
+    assert used(tmp_path, f"{USE}; {lost}") == "[1.0, 2.0]"
+    archives = [content for path in entries(tmp_path) if (content := path.read_bytes()[32:]).startswith(b"PK")]
+    assert all(zipfile.ZipFile(io.BytesIO(content)).namelist() for content in archives)
+    assert used(tmp_path) == "[1.0, 2.0]"
 
 
 def test_an_entry_that_cannot_be_written_is_left_out(tmp_path, monkeypatch):
