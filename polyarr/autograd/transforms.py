@@ -218,9 +218,7 @@ def stop_gradient(x: Any) -> Any:
         >>> pa.grad(lambda x: x * pa.stop_gradient(x))(pa.asarray(3.0))
         Array(3., float32, 'numpy')
     """
-    if (level := current_level()) is None:
-        return tree.map(_untracked, x)
-    return tree.map(lambda leaf: level.stopped(leaf) if type(leaf) is Array else leaf, x)
+    return tree.map(_stopped, x)
 
 
 def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
@@ -465,6 +463,11 @@ def _result(join: Node, i: int, output: Any) -> Any:
 
 def _snapshot(leaf: Any) -> Any:
     return leaf.snapshot() if type(leaf) is Array else leaf
+
+
+def _stopped(leaf: Any) -> Any:
+    level = current_level()
+    return _untracked(leaf) if level is None or type(leaf) is not Array else level.stopped(leaf)
 
 
 def _untracked(leaf: Any) -> Any:

@@ -16,6 +16,7 @@ from polyarr.core.current import capturing, get_backend, wait
 from polyarr.core.op import Op
 from polyarr.core.program import Step
 from polyarr.core.record import FusedPull
+from polyarr.core.tape import records
 
 
 class Call:
@@ -30,6 +31,7 @@ class Call:
             for a backward pass over the tape; "captured" for a captured function, and "group" for a fused step of one;
             "" until it is known.
         step: The step of a captured function that the call runs; None for all other calls.
+        is_tracked: Whether the gradient of an input is recorded; False where that is unknown.
         out: Spec of the result.
         error: Exception that the call raised, or None.
         outer: The enclosing call in the same thread, or None.
@@ -39,12 +41,14 @@ class Call:
     """
 
     __slots__ = (
-        "backend", "began", "ended", "error", "op", "out", "outer", "params", "part", "specs", "step", "thread",
+        "backend", "began", "ended", "error", "is_tracked", "op", "out", "outer", "params", "part", "specs", "step",
+        "thread",
     )  # fmt: skip
 
     def __init__(self, op: Any, specs: tuple, params: dict[str, Any], backend: Backend | None, part: str = "") -> None:
         self.op, self.specs, self.params, self.backend, self.part = op, specs, params, backend, part
         self.out: Any = None
+        self.is_tracked = False
         self.error: BaseException | None = None
         self.step: Step | None = None
         self.outer: Call | None = innermost()
@@ -220,7 +224,9 @@ _PLAIN_RUN_CUSTOM_VJP, _PLAIN_PULL = Op.run_custom_vjp, FusedPull.__call__
 
 
 def _run(self: Op, args: tuple, specs: tuple, backend: Backend | None, tracked: bool, params: dict[str, Any]) -> Any:
-    with calling(Call(self, specs, params, backend or get_backend())) as found:
+    call = Call(self, specs, params, backend or get_backend())
+    call.is_tracked = tracked and records()
+    with calling(call) as found:
         return found(_PLAIN_RUN(self, args, specs, backend, tracked, params))
 
 

@@ -1,4 +1,4 @@
-"""The conformance kit for backends, and gradient checks for functions written by users.
+"""The conformance kit for backends, and checks of code written by users: of its gradients, and for graph breaks.
 
 Attributes are imported on first access. pytest loads this package in every project where polyarr is installed, and
 most of the kit needs hypothesis, which is an optional dependency (`pip install 'polyarr[testing]'`).
@@ -17,6 +17,9 @@ _HOMES = {
     "CheckFailure": "compare",
     "check_grads": "gradients",
     "assert_gradients_agree": "gradients",
+    "GraphBreak": "xp",
+    "GraphBreaks": "xp",
+    "graph_breaks": "xp",
 }
 __all__ = ["LEVELS", "USUAL_LEVEL", *_HOMES]
 
