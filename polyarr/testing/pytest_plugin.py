@@ -5,6 +5,8 @@
     @pytest.mark.polyarr_backend("numpy", "opencl")             # runs on these, with or without the fixture
     def test_gradient(): ...
 
+    def test_distance(xp, device): ...                          # runs once per namespace of --xp; see namespaces.py
+
 During the test the backend is the current one. pytest loads this module wherever polyarr is installed, so it imports
 only what polyarr always depends on.
 """
@@ -20,7 +22,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.files import read_regular
 from polyarr.plugins.diagnosis import status
-from polyarr.testing import LEVELS, USUAL_LEVEL
+from polyarr.testing import LEVELS, USUAL_LEVEL, namespaces
 from polyarr.testing.report import Recorder, load
 
 FIXTURE = "polyarr_backend"
@@ -28,7 +30,7 @@ PROPERTY = "polyarr_"  # prefix of the properties of a case in reports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare --polyarr-backend and the options of the conformance kit."""
+    """Declare --polyarr-backend, --xp and the options of the conformance kit."""
     group = parser.getgroup("polyarr", "polyarr")
     group.addoption(
         "--polyarr-backend",
@@ -56,14 +58,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--polyarr-report", metavar="FILE", help="conformance: write the results as JSON")
     group.addoption("--polyarr-html", metavar="FILE", help="conformance: write the results as a page")
+    group.addoption(
+        "--xp",
+        action="append",
+        default=[],
+        metavar="NAMESPACES",
+        help="the array namespaces that the fixture xp runs a test with, separated by commas: polyarr:opencl, "
+        "polyarr:opencl:1, numpy, array_api_strict or any other module (by default: polyarr)",
+    )
+    group.addoption(
+        "--xp-breaks",
+        action="store_true",
+        help="list where values or gradients of polyarr's arrays leave the namespace in the code that is tested",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, check the file of known failures and register the recorder of results."""
+    """Declare the marker, check the file of known failures, and register the fixture xp and what records results."""
     config.addinivalue_line("markers", f"{FIXTURE}(*names): run the test on each of these polyarr backends")
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the first process
         _check_known_failures(config)
         config.pluginmanager.register(Recorder(config, _chosen(config)), "polyarr-recorder")
+    config.pluginmanager.register(namespaces.plugin_of(namespaces.names_of(config.getoption("xp"))), "polyarr-xp")
+    if config.getoption("xp_breaks"):
+        config.pluginmanager.register(namespaces.Breaks(), "polyarr-xp-breaks")
 
 
 # ---- the fixture ---------------------------------------------------------------------------------------------

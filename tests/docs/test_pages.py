@@ -102,6 +102,13 @@ def test_interop(folder):
     assert follow(ROOT / "docs" / "interop.md", folder) == ["Array(0.5, float32, 'numpy')\n"]
 
 
+def test_array_api_code(folder):
+    """The table is the one shown."""
+    page = ROOT / "docs" / "test-array-api-code.md"
+    _, table = follow(page, folder)
+    assert f"```text\n{table}```" in page.read_text()
+
+
 LIFE, KERNEL = (ROOT / "docs" / name for name in ("life-of-an-op.md", "write-a-kernel.md"))
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
