@@ -9,7 +9,7 @@ from polyarr import ops
 from polyarr.core.array import Array, from_numpy, unheld
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
-from polyarr.core.dlpack import Seen, address_of, is_on_host, on_host
+from polyarr.core.dlpack import Seen, Shared, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError, NestingError
 from polyarr.core.spec import (
     COMPLEX,
@@ -75,7 +75,8 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
         x = obj if device is None else obj.to(device)
         x = x if dtype is None or as_dtype(dtype) == x.dtype else x.astype(dtype)
         if copy is False and x is not obj:
-            raise ValueError(f"asarray: got {obj.spec} on {obj.device!r}; with copy=False neither may change")
+            given = f"x is {obj.spec} on {obj.device!r}"
+            raise ValueError(f"asarray: {given}; another dtype or device takes a copy, leave copy=False out")
         return x.snapshot() if copy and x is obj else x
     if copy is False:
         return _shared(obj, dtype, get_backend(device))
@@ -88,14 +89,14 @@ def _shared(obj: Any, dtype: Any, backend: Backend) -> Array:
     """Return an array that shares the memory of a buffer or of another library's array; ValueError if it cannot."""
     try:
         if not hasattr(obj, "__dlpack__"):
-            if not _is_typed(obj):
+            if isinstance(obj, np.generic) or not _is_typed(obj):
                 raise BufferError("it has no memory to share")
             obj = np.asarray(obj, copy=False)
         found = _adopted("asarray", obj, backend, False)
         if dtype is not None and as_dtype(dtype) != found.dtype:
             raise BufferError(f"its dtype is {found.dtype.name}, not {as_dtype(dtype).name}")
     except (BufferError, ValueError) as error:
-        told = str(error).removeprefix(f"asarray: x is {described(obj)}; ")
+        told = str(error).partition("\n")[0].removeprefix(f"asarray: x is {described(obj)}; ")
         raise ValueError(f"asarray: got {described(obj)}, which needs a copy ({told}); leave copy=False out") from None
     return found
 
@@ -105,9 +106,7 @@ def _taken_over(op: str, x: Any) -> np.ndarray:
     try:
         return on_host(x)
     except (BufferError, RuntimeError) as error:  # some libraries raise RuntimeError
-        raise BufferError(
-            f"{op}: x is {described(x)}; it must be on the CPU, in a dtype that polyarr has ({error})"
-        ) from None
+        raise BufferError(f"{op}: x is {described(x)}, whose values cannot be read: {error}") from None
 
 
 def _host(obj: Any, dtype: Any) -> np.ndarray:
@@ -178,7 +177,7 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
 
     Args:
         x: Array of any library, with a `__dlpack__` method.
-        device: Backend of the result, or its name; None for the current backend.
+        device: Backend of the result, or its name; None for the current backend, or that of x if x is an Array.
         copy: True to copy, False to fail if a copy is needed, None to copy only if needed.
 
     Returns:
@@ -203,19 +202,20 @@ def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | Non
             return asarray(x if isinstance(x, np.ndarray) else _taken_over("from_dlpack", x), device=device)
         return _adopted("from_dlpack", x, get_backend(device), copy)
     except ValueError as error:
-        raise BufferError(f"from_dlpack: {error}") from None
+        raise BufferError(f"from_dlpack: {str(error).removeprefix('asarray: ')}") from None
 
 
 def _adopted(op: str, x: Any, backend: Backend, copy: bool | None) -> Array:
     """Return x taken over by the backend without the host, or else, if a copy is allowed, copied through the host."""
-    seen = Seen(x, copy or None)
+    # NumPy exports no bfloat16.
+    seen = Seen(Shared(lambda stream, copy: x) if isinstance(x, np.ndarray) else x, copy or None)
     try:
         if backend.dlpack is None:
             raise BufferError(f"backend {backend.name!r} shares no memory")
         buf = backend.dlpack.adopt(seen)
     except BufferError as error:
         if copy is False:
-            raise BufferError(f"{op}: x is {described(x)}; {error}") from None
+            raise BufferError(f"{op}: x is {described(x)}; {str(error).removeprefix('__dlpack__: ')}") from None
         return asarray(_taken_over(op, x), device=backend)
     if seen.spec.dtype not in backend.dtypes:
         raise DtypeError(unheld(op, seen.spec.dtype, backend))
@@ -231,7 +231,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
         shape: Int or tuple of ints.
         fill_value: Number, or array that broadcasts to shape.
         dtype: Dtype of the result; None for that of the value: bool, int64 or float32 for a Python number.
-        device: Backend of the result, or its name; None for the current backend.
+        device: Backend of the result, or its name; None for the current backend, or that of a value that is an Array.
 
     Returns:
         Array of that shape.
@@ -249,6 +249,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
     shape = shape_of("full", shape)
     if stands_for_array(fill_value):
         value = fill_value if dtype is None else ops.astype(fill_value, dtype=dtype)
+        value = value if device is None else value.to(device)
         return ops.broadcast_to(value, shape=shape)
     if type(fill_value) not in NATURAL:
         value = asarray(fill_value, dtype=dtype, device=device)

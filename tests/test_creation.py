@@ -2,6 +2,8 @@
 
 import array
 import collections
+import inspect
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -186,3 +188,38 @@ def test_arange_on_a_device_without_float64_is_rounded_once(backend, monkeypatch
     monkeypatch.setattr(device, "plans", type(device.plans)(device))
     found = pa.ops.iota(start, step, size=size, dtype=np.dtype("float32")).numpy()
     np.testing.assert_array_equal(found, (start + np.arange(size) * float(step)).astype(np.float32))
+
+
+ON_A_DEVICE = {  # function with a keyword `device` -> a call without it
+    "arange": lambda to: pa.arange(3, **to),
+    "asarray": lambda to: [pa.asarray(value, **to) for value in ([1], pa.ones(2), np.ones(2))],
+    "astype": lambda to: [pa.astype(pa.ones(2), dtype, **to) for dtype in ("float32", "int8")],
+    "empty": lambda to: pa.empty(3, **to),
+    "empty_like": lambda to: pa.empty_like(pa.ones(2), **to),
+    "eye": lambda to: pa.eye(2, **to),
+    "from_dlpack": lambda to: [pa.from_dlpack(value, **to) for value in (pa.ones(2), np.ones(2))],
+    "full": lambda to: [pa.full(2, value, **to) for value in (3.0, np.float32(3), pa.asarray(3))],
+    "full_like": lambda to: [pa.full_like(pa.ones(2), value, **to) for value in (3.0, pa.asarray(3.0))],
+    "linspace": lambda to: pa.linspace(0, 1, 3, **to),
+    "load": lambda to: pa.load("x.safetensors", **to),
+    "ones": lambda to: pa.ones(2, **to),
+    "ones_like": lambda to: pa.ones_like(pa.ones(2), **to),
+    "zeros": lambda to: pa.zeros((2, 0), **to),
+    "zeros_like": lambda to: pa.zeros_like(pa.ones(2), **to),
+}
+
+
+@pytest.mark.parametrize("name", [*ON_A_DEVICE, "all of them"])
+def test_a_device_is_honored(name: str, on_numpy: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pa.save("x.safetensors", pa.ones(2))
+    if name == "all of them":
+        functions = (n for n in pa.__all__ if callable(getattr(pa, n)) and not isinstance(getattr(pa, n), type))
+        takers = {n for n in functions if "device" in inspect.signature(getattr(pa, n)).parameters}
+        assert takers == ON_A_DEVICE.keys()
+        return
+    other = on_numpy._replace(name="other", home=None)
+    for device in (other, on_numpy, None):
+        found = ON_A_DEVICE[name]({"device": device})
+        for x in found if isinstance(found, list) else [found]:
+            assert x.device == (device or on_numpy).name and x.backend is (device or on_numpy), device

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.core.current import traced
-from polyarr.core.spec import Spec, as_dtype, bfloat16
+from polyarr.core.spec import DTYPES, Spec, as_dtype, bfloat16, shown
 from polyarr.core.tape import hold
 
 CPU = (1, 0)
@@ -22,6 +22,7 @@ READ_ONLY, COPIED = 1, 2
 UINT, BFLOAT = 1, 4
 KINDS = {0: "int", UINT: "uint", 2: "float", BFLOAT: "bfloat", 5: "complex"}
 BOOL = (6, 8)
+NAMES = {dtype.name for dtype in DTYPES}
 
 
 class _Tensor(ctypes.Structure):
@@ -97,14 +98,22 @@ def memory_of(x: Any, **asked: Any) -> np.ndarray:
     """
     made = _asked(x, max_version=VERSION, **asked)
     tensor = _tensor(made)
+    kind = _kind(tensor)
     narrow, tensor.kind = (tensor.code, tensor.bits) == (BFLOAT, 16), CPU[0]
     if narrow:
         tensor.code = UINT
     try:
         memory = np.from_dlpack(_Given(made))
     except RuntimeError as error:
-        raise BufferError(str(error)) from None
+        lacks = f"its dtype is {kind}, which polyarr does not have"
+        raise BufferError(str(error) if kind in NAMES else lacks) from None
     return memory.view(bfloat16) if narrow else memory
+
+
+def _kind(tensor: _Tensor) -> str:
+    """Return the name of a dtype, also of one that polyarr lacks."""
+    code, bits = tensor.code, tensor.bits
+    return "bool" if (code, bits) == BOOL else f"{KINDS.get(code, f'code {code} of DLPack, bits ')}{bits}"
 
 
 def _asked(x: Any, max_version: Any, **asked: Any) -> Any:
@@ -149,7 +158,7 @@ def on_host(x: Any) -> np.ndarray:
         return memory_of(x, dl_device=CPU)
     except BufferError as error:
         device = tuple(map(int, x.__dlpack_device__()))
-        raise BufferError(f"it lies on device {device}, and does not come to the host: {error}") from None
+        raise BufferError(f"it lies on device {device}: {error}") from None
 
 
 class Shared:
@@ -200,8 +209,7 @@ class Seen:
     def __dlpack__(self, **asked: Any) -> Any:
         made = self._x.__dlpack__(**{**asked, **self._asked})
         tensor = _tensor(made)
-        code, bits = tensor.code, tensor.bits
-        self._kind = "bool" if (code, bits) == BOOL else f"{KINDS.get(code, f'code {code} of DLPack, ')}{bits}"
+        self._kind = _kind(tensor)
         self._shape = tuple(tensor.shape[: tensor.ndim])
         self.address = (tensor.data or 0) + tensor.byte_offset
         return made
@@ -235,20 +243,27 @@ def exported(
     """Return a DLPack capsule of an Array: of its memory on a GPU, of a copy on the host.
 
     With copy=False host memory is shared too; with copy=True nothing is shared. A consumer must not write to shared
-    memory. Consumers before DLPack 1.0 are not told that it is read-only, hence the copy on the host, where it is
-    cheap.
+    memory. Consumers before DLPack 1.0 cannot be told that it is read-only: on the host they get copies only, which are
+    cheap there.
 
     Raises:
-        BufferError: The array cannot be exported on `dl_device`, or not without a copy.
+        BufferError: The array cannot be exported on `dl_device` or for `stream`, or not without a copy.
     """
     shared, here = _shared(x), device_of(x)
-    there = here if dl_device is None else tuple(dl_device)
+    there = here if dl_device is None else dl_device
+    if there == CPU and stream not in (None, -1):
+        raise BufferError(f"__dlpack__: stream is {shown(stream)}; the host has no streams, leave it out")
     if shared is not None and there == here and (copy is False or here[0] not in HOST):
         hold(x)
         asked = {"stream": stream, "max_version": max_version, "copy": copy}
         made = shared.__dlpack__(**{name: value for name, value in asked.items() if value is not None})
+        if here[0] in HOST and copy is False and _versioned(made) is None:
+            given = f"max_version is {max_version}, which cannot tell that memory is read-only"
+            raise BufferError(f"__dlpack__: {given}; it must be {VERSION} or higher without a copy")
         return made if copy else _flagged(made, READ_ONLY)
     if copy is False or there != CPU:
-        way = "can be copied to the host, device (1, 0)" if copy is not False else "cannot be shared without a copy"
-        raise BufferError(f"__dlpack__: {x.spec} on {x.device!r} {way}")
+        if there not in (here, CPU):
+            at = f"dl_device is {shown(dl_device)}; {x.spec} on {x.device!r}"
+            raise BufferError(f"__dlpack__: {at} can be copied to the host, device {CPU}")
+        raise BufferError(f"__dlpack__: {x.spec} on {x.device!r} cannot be shared without a copy")
     return capsule_of(x.numpy(), CPU, max_version, COPIED)

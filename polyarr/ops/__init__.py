@@ -255,7 +255,12 @@ def _namespace(x: Array, api_version: str | None = None) -> Any:
 
 
 def _to_device(x: Array, device: str, *, stream: Any = None) -> Array:
-    """Return the values on the backend called device: the name of Array.to in the array API standard."""
+    """Return the values on the backend called device: the name of Array.to in the array API standard.
+
+    Backends order their own work, so there is no stream to give.
+    """
+    if stream is not None:
+        raise ValueError(f"to_device: stream is {shown(stream)}; backends have no streams to choose, leave it out")
     return x.to(device)
 
 

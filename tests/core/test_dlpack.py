@@ -1,9 +1,11 @@
 """Arrays exported to and imported from other libraries through DLPack, shared or copied."""
 
 import gc
+import re
 import weakref
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -67,6 +69,8 @@ def test_the_host_gets_a_copy_unless_it_asks_for_none(on_numpy: Backend) -> None
     assert np.shares_memory(shared, x.buf) and not shared.flags.writeable
     with pytest.raises(BufferError, match="reversed"):
         memory_of(x[::-1], copy=False)
+    with pytest.raises(BufferError, match=r"^__dlpack__: max_version is \(0, 8\), which cannot tell .* read-only; it"):
+        x.__dlpack__(copy=False, max_version=(0, 8))
 
 
 def test_what_comes_from_the_host_is_copied_unless_that_is_refused(on_numpy: Backend) -> None:
@@ -75,7 +79,10 @@ def test_what_comes_from_the_host_is_copied_unless_that_is_refused(on_numpy: Bac
     host += 1
     assert copied.tolist() == again.tolist() == [0, 1, 2, 3] and shared.tolist() == [1, 2, 3, 4]
     narrow = np.arange(4).astype(pa.bfloat16)
-    assert np.shares_memory(pa.from_dlpack(Library(narrow), copy=False).buf, narrow)
+    for given in (narrow, Library(narrow)):
+        assert np.shares_memory(pa.from_dlpack(given, copy=False).buf, narrow)
+    narrow.flags.writeable = False
+    assert not pa.from_dlpack(narrow, copy=False).buf.flags.writeable
     assert pa.from_dlpack(Library(np.ones((0, 3))), copy=False).shape == (0, 3)
 
 
@@ -89,6 +96,8 @@ def test_asarray_shares_memory_if_copies_are_refused(on_numpy: Backend) -> None:
     for call, why in (
         (lambda: pa.asarray([1, 2], copy=False), "got a list, .*it has no memory to share"),
         (lambda: pa.asarray(3, copy=False), "got a int, .*it has no memory to share"),
+        (lambda: pa.asarray(host[0], copy=False), "got a numpy.float32, .*it has no memory to share"),
+        (lambda: pa.asarray(host[::-1], copy=False), "a reversed array cannot be shared"),
         (lambda: pa.asarray(host, dtype="int32", copy=False), r"its dtype is float32, not int32"),
         (lambda: pa.asarray(Library(host, (2, 0)), copy=False), r"it does not lie on the host"),
     ):
@@ -114,8 +123,18 @@ def test_shared_memory_lives_as_long_as_anybody_holds_it(on_numpy: Backend) -> N
 
 def test_what_cannot_be_shared_is_refused(backend: Backend) -> None:
     x = pa.ones(3)
-    with pytest.raises(BufferError, match=r"float32\[3\] on .* can be copied to the host, device \(1, 0\)"):
-        x.__dlpack__(dl_device=(2, 7))
+    for device in ((2, 7), "cpu", 1):
+        at = rf"^__dlpack__: dl_device is {re.escape(repr(device))}; float32\[3\] on .*"
+        with pytest.raises(BufferError, match=rf"{at} can be copied to the host, device \(1, 0\)$"):
+            x.__dlpack__(dl_device=device)
+    with pytest.raises(BufferError, match=r"^__dlpack__: stream is 2; the host has no streams, leave it out$"):
+        x.__dlpack__(dl_device=CPU, stream=2)
+    x.__dlpack__(dl_device=CPU, stream=-1)  # no order is asked for
+    with pytest.raises(ValueError, match=r"^to_device: stream is 2; backends have no streams to choose, leave it out$"):
+        x.to_device("numpy", stream=2)
+    moved = x.to(get_backend("numpy")._replace(name="other"))
+    with pytest.raises(BufferError, match=r"^from_dlpack: x is float32\[3\] on 'other'; another dtype or device takes"):
+        pa.from_dlpack(moved, device=backend, copy=False)
     if backend.dlpack is None:
         with pytest.raises(BufferError, match="cannot be shared without a copy"):
             x.__dlpack__(copy=False)
@@ -123,7 +142,7 @@ def test_what_cannot_be_shared_is_refused(backend: Backend) -> None:
             pa.from_dlpack(np.ones(3), copy=False)
         with pytest.raises(ValueError, match=r"^asarray: got a numpy.ndarray, which needs a copy \(backend"):
             pa.asarray(np.ones(3), copy=False)
-    with pytest.raises(BufferError, match=r"from_dlpack: x is .*Library; .*it lies on device \(2, 7\), .* it stays"):
+    with pytest.raises(BufferError, match=r"from_dlpack: x is .*Library, whose .* device \(2, 7\): it stays"):
         pa.from_dlpack(Library(np.ones(3), (2, 7)))
     with pytest.raises(pa.DtypeError, match="complex256"):
         pa.from_dlpack(np.ones(3, np.clongdouble))
@@ -140,8 +159,21 @@ def test_errors_of_a_library_are_reported() -> None:
             return 1, 0
 
     for take in (pa.from_dlpack, pa.asarray):
-        with pytest.raises(BufferError, match=rf"^{take.__name__}: x is a .*Odd; it must be on the CPU, in a dt"):
+        with pytest.raises(BufferError, match=rf"^{take.__name__}: x is a .*Odd, whose values cannot be read: Unsup"):
             take(Odd())
+
+
+def test_a_dtype_that_polyarr_lacks_is_named() -> None:
+    narrow = np.ones(3, ml_dtypes.float8_e4m3fn)
+
+    class Float8(Library):
+        def __dlpack__(self, **asked: Any) -> Any:
+            made = super().__dlpack__(**asked)
+            dlpack._tensor(made).code = 10
+            return made
+
+    with pytest.raises(BufferError, match=r"its dtype is code 10 of DLPack, bits 8, which polyarr does not have$"):
+        pa.from_dlpack(Float8(narrow.view(np.uint8)))
 
 
 def test_libraries_that_know_no_versions(on_numpy: Backend) -> None:

@@ -99,7 +99,7 @@ def test_write_text(folder):
 
 
 def test_interop(folder):
-    assert follow(ROOT / "docs" / "interop.md", folder) == ["Array(0.5, float32, 'numpy')\n"]
+    assert follow(ROOT / "docs" / "interop.md", folder) == ["Array(0.5, float32, 'numpy')\n", "numpy\n"]
 
 
 def test_array_api_code(folder):
