@@ -109,6 +109,13 @@ def test_array_api_code(folder):
     assert f"```text\n{table}```" in page.read_text()
 
 
+def test_upstream(folder):
+    """With SciPy: the printed gradients are those shown."""
+    pytest.importorskip("scipy")
+    page = ROOT / "docs" / "upstream.md"
+    assert f"```text\n{follow(page, folder)[-1]}```" in page.read_text()
+
+
 LIFE, KERNEL = (ROOT / "docs" / name for name in ("life-of-an-op.md", "write-a-kernel.md"))
 QUOTED = re.compile(r"^```\w+ file=(\S+)\n(.*?)^```$", re.M | re.S)
 
