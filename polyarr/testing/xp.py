@@ -126,7 +126,7 @@ def graph_breaks(*, ignored: Collection[str] = ()) -> Iterator[GraphBreaks]:
     values of an array that it is recorded for, and by operations whose result has none: casts to integers, rounding,
     signs and `stop_gradient`. Comparisons and indices (`argmax`) have none in any library and are not listed. Moves to
     another backend are. What functions called `assert...` read is not listed. Inside of vmap and of compiled functions
-    such reads are errors.
+    reads are errors, and gradients are recorded when such a function is captured.
 
     Args:
         ignored: Paths of files whose own lines are not listed.
@@ -187,7 +187,8 @@ def _add(call: str, leaves: str, *recorders: _Recorder) -> None:
     if frame is None:
         return
     if through and call == READS["__array__"]:
-        call = f"np.{through}()"
+        home = "linalg." if not hasattr(np, through) and hasattr(np.linalg, through) else ""
+        call = f"np.{home}{through}()"
     elif entry and leaves in (VALUES, BOTH):
         if entry[0] != creation.__name__:  # a function that reads what it needs, such as nonzero, or writes files
             return

@@ -13,6 +13,7 @@ from polyarr.testing.xp import READS
 BREAKS = {  # what is done with x (2,) -> (call, what leaves)
     "np.asarray(x)": ("np.asarray()", "values, gradient"),
     "np.sort(x)": ("np.sort()", "values, gradient"),
+    "np.linalg.norm(x)": ("np.linalg.norm()", "values, gradient"),
     "float(x[0])": ("float()", "values, gradient"),
     "int(pa.argmax(x))": ("int()", "values"),
     "complex(x[0])": ("complex()", "values, gradient"),
