@@ -19,14 +19,14 @@ from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from polyarr.testing.xp import GraphBreak, graph_breaks, lines_of
 
-OURS = "polyarr"  # also the default
+OURS = "polyarr"
 PROPERTY = "polyarr_xp_breaks"  # of a test's reports: its graph breaks and how often it met each
 
 
 def names_of(given: list[str]) -> list[str]:
-    """Return the namespaces that the values of --xp name, each once; that of polyarr without any."""
+    """Return the namespaces that the values of --xp name, each once."""
     names = (name.strip() for value in given for name in value.split(","))
-    return [*dict.fromkeys(filter(None, names))] or [OURS]
+    return [*dict.fromkeys(filter(None, names))]
 
 
 def plugin_of(names: list[str]) -> object:

@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAMESPACES",
         help="the array namespaces that the fixture xp runs a test with, separated by commas: polyarr:opencl, "
-        "polyarr:opencl:1, numpy, array_api_strict or any other module (by default: polyarr)",
+        "polyarr:opencl:1, numpy, array_api_strict or any other module",
     )
     group.addoption(
         "--xp-breaks",
@@ -79,7 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the first process
         _check_known_failures(config)
         config.pluginmanager.register(Recorder(config, _chosen(config)), "polyarr-recorder")
-    config.pluginmanager.register(namespaces.plugin_of(namespaces.names_of(config.getoption("xp"))), "polyarr-xp")
+    if names := namespaces.names_of(config.getoption("xp")):  # other plugins have fixtures of these names
+        config.pluginmanager.register(namespaces.plugin_of(names), "polyarr-xp")
     if config.getoption("xp_breaks"):
         config.pluginmanager.register(namespaces.Breaks(), "polyarr-xp-breaks")
 

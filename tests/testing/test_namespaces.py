@@ -42,11 +42,18 @@ def test_each_namespace_runs_a_test_and_breaks_are_listed(project):
     assert rows[head + 2][0].startswith("===")
 
 
-def test_without_the_option_the_namespace_is_polyarr(project):
-    done = project("-v")
+def test_polyarr_is_that_on_the_default_backend(project):
+    done = project("--xp", "polyarr", "-v")
     done.assert_outcomes(passed=1)
     done.stdout.fnmatch_lines(["*test_middle?polyarr? PASSED*"])
     done.stdout.no_fnmatch_line("*graph breaks*")
+
+
+def test_without_the_option_there_are_no_fixtures(project):
+    """Plugins of others have fixtures of these names."""
+    done = project()
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(["E *fixture 'xp' not found"])
 
 
 @pytest.mark.parametrize(
