@@ -10,7 +10,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.spec import DTYPES
-from tests.helpers.opencl_modules import opencl_modules
+from tests.helpers.opencl_modules import device_as_gpu, opencl_modules
 
 copy, device_module, devices, geometry, table = opencl_modules("copy", "device", "devices", "geometry", "table")
 pytestmark = pytest.mark.polyarr_backend("opencl")
@@ -37,8 +37,7 @@ def kernels(request, backend):
 
 def _as_gpu(made=[]):  # noqa: B006
     if not made:
-        device = device_module.Device(devices.select().cl_device, "as a gpu")
-        device.geometry = geometry.GpuGeometry(2)
+        device = device_as_gpu()
         made.append(
             Backend(
                 "gpu-kernels", table.make_kernels(device), upload=device.upload,

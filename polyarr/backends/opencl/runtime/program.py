@@ -70,11 +70,16 @@ class Program:
 
 
 class ProgramCache:
-    """Programs of one device by file and macros; `known` are macros about the device. Compilers cache on disk."""
+    """Programs of one device by file and macros; `known` are macros about the device. Compilers cache on disk.
+
+    Attributes:
+        options: Further build options of all programs.
+    """
 
     def __init__(self, context: cl.Context, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
         self._device, self._commands, self._known = device, commands, known
         self.compiler = compiler_of(context, device)
+        self.options: list[str] = []
         self._programs: dict[Any, Program] = {}
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
@@ -92,7 +97,7 @@ class ProgramCache:
         self._commands.announce(f"the build of {stem}.cl")
         debug = is_on("POLYARR_DEBUG")
         # PoCL prints how many warnings there were, and PyOpenCL warns of any log; -w silences both.
-        options = ["-cl-std=CL1.2"] if debug else ["-cl-std=CL1.2", "-w"]
+        options = ["-cl-std=CL1.2", *self.options] if debug else ["-cl-std=CL1.2", "-w", *self.options]
         source, options = self.compiler.completed(source, options)
         name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:

@@ -12,7 +12,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
-from tests.helpers.opencl_modules import opencl_modules
+from tests.helpers.opencl_modules import device_as_gpu, opencl_modules
 
 batch_norm, conv_im2col, copy, device_module, devices, geometry, product, table = opencl_modules(
     "batch_norm", "conv_im2col", "copy", "device", "devices", "geometry", "product", "table"
@@ -31,12 +31,12 @@ class Kinds(dict):
 def kinds():
     """Backends with different work distributions."""
     found = Kinds()
-    for kind in {geometry.GpuGeometry, type(devices.select().geometry)}:
-        device = device_module.Device(devices.select().cl_device, "convolutions")
-        device.geometry = kind(2)
-        kernels = table.make_kernels(device)
-        found[kind.kind] = Backend(
-            f"as-{kind.kind}", kernels, upload=device.upload, download=partial(copy.download, device),
+    own = device_module.Device(devices.select().cl_device, "convolutions")
+    own.geometry = type(own.geometry)(2)
+    for device in (device_as_gpu(), own):
+        kind = device.geometry.kind
+        found[kind] = Backend(
+            f"as-{kind}", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
             synchronize=device.synchronize, guarded=device.guarded,
         )  # fmt: skip
     return found

@@ -13,7 +13,7 @@ from polyarr.core.spec import Spec
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.backends.opencl.replay.test_fusion_kernels import a_repeated_input_that_is_read_as_dense
-from tests.helpers.opencl_modules import opencl_modules
+from tests.helpers.opencl_modules import device_as_gpu, opencl_modules
 
 attention_decode, conv, copy, devices, fusion, fusion_rows_gpu = opencl_modules(
     "attention_decode", "conv", "copy", "devices", "fusion", "fusion_rows_gpu"
@@ -28,8 +28,7 @@ JOINED = next(case.run for case in cases() if case.name == "backend-joined")
 @pytest.fixture(scope="module")
 def as_gpu():
     """Return a backend with a GPU's work distribution: rows of more than 32 elements are not held in registers."""
-    device = device_module.Device(devices.select().cl_device, "as a gpu")
-    device.geometry = geometry.GpuGeometry(2)
+    device = device_as_gpu()
     device.geometry.least_lanes = device.geometry.most_lanes = 4
     device.geometry.row_share = device.geometry.most_held = 8
     device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
