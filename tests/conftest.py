@@ -3,12 +3,14 @@
 Every buffer argument of an OpenCL kernel is checked in tests: see POLYARR_CHECK_LAUNCHES.
 
 A test that needs no device is unmarked. A test with the `backend` fixture runs once on every backend that
---polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough selects the thorough profile.
+--polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough selects the thorough profile,
+and runs the kit's cases of all dtypes: otherwise those of signed or of unsigned integers of a width, and of complex64.
 """
 
 import gc
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from tests.passed import BACKENDS, MARK, ROOT, Group, group_of
 from tests.skips import lines_of
+
+KIT = ROOT / "polyarr" / "testing" / "conformance.py"
 
 os.environ.setdefault("POLYARR_CHECK_LAUNCHES", "1")  # before any device starts
 
@@ -78,7 +82,7 @@ class Reuse:
         self.reused = len(passed)
 
     def _has_passed(self, item: pytest.Item) -> bool:
-        is_case = item.path == ROOT / "polyarr" / "testing" / "conformance.py"
+        is_case = item.path == KIT
         backend = item.callspec.params.get("polyarr_backend", "") if hasattr(item, "callspec") else ""
         if not (is_case or item.get_closest_marker(MARK)) or backend not in ("", *BACKENDS):
             return False
@@ -114,6 +118,29 @@ class Reuse:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print how many tests were not run."""
         terminalreporter.write_line(f"{self.reused} tests passed in an earlier run (build/passed): not run again")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the kit's cases of some dtypes to the thorough profile."""
+    if config.getoption("polyarr_thorough"):
+        return
+    kit = {item: item.callspec.params["case"] for item in items if item.path == KIT}  # type: ignore[attr-defined]
+    names = {case.name for case in kit.values()}
+    spared = {item for item, case in kit.items() if _other_dtype(case.check, case.subject) in names}
+    if spared:
+        config.hook.pytest_deselected(items=[*spared])
+        items[:] = [item for item in items if item not in spared]
+
+
+def _other_dtype(dtype: str, op: str) -> str:
+    """Return the name of the case that is run instead of that of a dtype; empty if it is run itself."""
+    if dtype == "complex128":
+        return f"complex64-{op}"
+    width = dtype.removeprefix("u").removeprefix("int")
+    signed = zlib.crc32(op.encode()) % 2 == 1  # this op's cases of signed integers are run
+    if width not in ("8", "16", "32", "64") or dtype.startswith("u") != signed:
+        return ""
+    return f"{'' if signed else 'u'}int{width}-{op}"
 
 
 def pytest_collection_finish() -> None:
