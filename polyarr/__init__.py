@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyarr import distributed, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
+from polyarr import distributed, fft, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.batching import hessian, jacfwd, jacrev, linearize, scan, vmap, while_loop
 from polyarr.capture.compile import CaptureWarning, compile
@@ -48,7 +48,7 @@ __all__ = [
     "adaptive_mean_pool", "arange", "asarray", "astype", "bfloat16", "bool", "broadcast_arrays", "broadcast_shapes",
     "can_cast", "checkpoint", "compile", "complex64", "complex128", "concat", "conv", "conv_transpose",
     "count_nonzero", "cumulative_prod", "cumulative_sum", "custom_vjp", "diff", "distributed", "e", "einsum",
-    "empty", "empty_like", "evaluate", "eye", "finfo", "float16", "float32", "float64", "from_dlpack", "full",
+    "empty", "empty_like", "evaluate", "eye", "fft", "finfo", "float16", "float32", "float64", "from_dlpack", "full",
     "full_like", "fused", "get_backend", "get_matmul_precision", "grad", "hessian", "iinfo", "inf", "int8", "int16",
     "int32", "int64", "interpolate", "isdtype", "isin", "jacfwd", "jacrev", "jvp", "linalg", "linearize",
     "linspace", "load", "max_pool", "mean_pool", "memory_stats", "meshgrid", "nan", "newaxis", "nn", "nonzero",

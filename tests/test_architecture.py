@@ -39,6 +39,7 @@ LAYERS = {
     "polyarr.autograd": 4,
     "polyarr.batching": 4,
     "polyarr.creation": 4,
+    "polyarr.fft": 5,
     "polyarr.linalg": 5,
     "polyarr.saving": 5,
     "polyarr.random": 4,

@@ -11,8 +11,8 @@ from tests.helpers.root import ROOT
 
 PLACES = {
     "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.optim": pa.optim, "polyarr.random": pa.random,
-    "polyarr.linalg": pa.linalg, "polyarr.tree": pa.tree, "Array": pa.Array, "Module": pa.nn.Module,
-    "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
+    "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.tree": pa.tree, "Array": pa.Array,
+    "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
 }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ PREFIXES = {
     "np": "polyarr", "torch": "polyarr", "jnp": "polyarr", "jax": "polyarr", "mx": "polyarr", "F": "polyarr",
     "nn": "polyarr.nn", "x": "Array", "model": "Module", "optax": "polyarr.optim", "optimizer": "Optimizer",
 }  # fmt: skip
-MODULES = {name: f"polyarr.{name}" for name in ("linalg", "random", "optim", "tree")} | {"amp": "polyarr.optim"}
+MODULES = {name: f"polyarr.{name}" for name in ("fft", "linalg", "random", "optim", "tree")} | {"amp": "polyarr.optim"}
 FOREIGN = re.compile(rf"\b({'|'.join(PREFIXES)})\.((?:\w+\.)*)(\w+)")
 # Names of modules, and those that mean something else elsewhere.
 NO_NAME = {"gradcheck", "check_grads", "CUDAGraph", "Function", "initialize", "init", "func", "dlpack", "trace", "at"}

@@ -11,7 +11,7 @@ from polyarr.core.op import Op
 from tests.helpers.installing import child
 from tests.helpers.root import ROOT
 
-MODULES = """autograd batching contents creation distributed inspection linalg models nn ops optim plugins profiling
+MODULES = """autograd batching contents creation distributed fft inspection linalg models nn ops optim plugins profiling
 random saving testing text training tree""".split()
 PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 DIRECTIVES = re.findall(r"^::: ([\w.]+)$(?:\n    options: {members: \[(.*)\]})?", PAGES, re.M)

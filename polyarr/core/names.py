@@ -375,6 +375,7 @@ _LINALG = {
     "pa.linalg.pinv(m) @ a": "lstsq",
     "pa.linalg.svdvals(m)[0] / pa.linalg.svdvals(m)[-1]": "cond",
 }
+_FFT = {f"pa.fft.{name}n(x, axes=(-2, -1))": f"{name}2" for name in ("fft", "ifft", "rfft", "irfft")}
 _TREE = {
     "pa.tree.items": "flatten_with_path leaves_with_path map_with_path tree_flatten_with_path",
     "pa.tree.leaves": "flatten tree_leaves",
@@ -410,6 +411,7 @@ _INSTEAD_IN_COMPILE = {
 }
 _IN_LINALG = """cholesky cross det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve svd
 svdvals trace vector_norm"""
+_IN_FFT = "fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
 
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:
@@ -418,11 +420,16 @@ def _by_name(table: Mapping[str, str]) -> dict[str, str]:
 
 # place -> their name -> what to write
 HINTS = {
-    "polyarr": {name: f"pa.linalg.{name}" for name in _IN_LINALG.split()} | _by_name(_FUNCTIONS),
+    "polyarr": {
+        **{name: f"pa.linalg.{name}" for name in _IN_LINALG.split()},
+        **{name: f"pa.fft.{name}" for name in _IN_FFT.split()},
+        **_by_name(_FUNCTIONS),
+    },
     "polyarr.nn": _by_name(_NN),
     "polyarr.optim": _by_name(_OPTIM),
     "polyarr.random": _by_name(_RANDOM),
     "polyarr.linalg": _by_name(_LINALG),
+    "polyarr.fft": _by_name(_FFT),
     "polyarr.tree": _by_name(_TREE),
     "Array": _by_name(_ARRAY),
     "Module": _by_name(_MODULE),

@@ -1,4 +1,4 @@
-"""Ops that polyarr offers in another form (creation, ops.standard, linalg), and ops for layers and kernels.
+"""Ops that polyarr offers in another form (creation, ops.standard, linalg, fft), and ops for layers and kernels.
 
 Type checkers read inner.pyi instead, which `make stubs` writes.
 """
@@ -10,6 +10,7 @@ from polyarr.ops.convolution import (
 from polyarr.ops.create import fill, iota
 from polyarr.ops.decompositions import cholesky, det, eigh, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals
 from polyarr.ops.elementwise import astype, astype_all, complex, imaginary_part, real_part, where
+from polyarr.ops.fourier import dft, dft_of_real, dft_to_real
 from polyarr.ops.head import cross_entropy_and_gradient
 from polyarr.ops.index import argtopk
 from polyarr.ops.joining import concat, repeat

@@ -113,6 +113,30 @@ def complex_of_parts(out: Spec, x: Any, y: Any) -> np.ndarray:
     return found
 
 
+def dft(out: Spec, x: np.ndarray, *, axis: int, inverse: bool, scale: float) -> np.ndarray:
+    """Transform; norm="forward" leaves the inverse without a factor."""
+    found = np.fft.ifft(x, axis=axis, norm="forward") if inverse else np.fft.fft(x, axis=axis)
+    return scaled(found, scale)
+
+
+def dft_of_real(out: Spec, x: np.ndarray, *, axis: int, inverse: bool, scale: float) -> np.ndarray:
+    """Transform real numbers, those of 16 bits in float32."""
+    found = np.fft.rfft(NUMPY.widened(x), axis=axis)
+    return scaled(np.conj(found) if inverse else found, scale)
+
+
+def dft_to_real(out: Spec, x: np.ndarray, *, n: int, axis: int, inverse: bool, scale: float) -> np.ndarray:
+    """Transform to real numbers."""
+    return scaled(np.fft.irfft(x if inverse else np.conj(x), n=n, axis=axis, norm="forward"), scale)
+
+
+def scaled(x: np.ndarray, scale: float) -> np.ndarray:
+    """Return x times a factor, in place."""
+    if scale != 1:
+        x *= scale
+    return x
+
+
 def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return x // y; for integers NumPy's is 0 if y is 0."""
     return floor_divide(NUMPY, x, y) if x.dtype in FLOATS else np.floor_divide(x, y)
@@ -243,6 +267,9 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.real_part: lambda out, x: np.asarray(x.real),
     ops.imaginary_part: lambda out, x: np.asarray(x.imag),
     ops.complex: complex_of_parts,
+    ops.dft: quiet(dft),
+    ops.dft_of_real: quiet(dft_of_real),
+    ops.dft_to_real: quiet(dft_to_real),
     ops.reshape: lambda out, x, *, shape: x.reshape(shape),
     ops.permute_dims: lambda out, x, *, axes: x.transpose(axes),
     ops.slice: slice_,
