@@ -54,6 +54,7 @@ def cases() -> Iterator[Case]:
     """Yield all cases."""
     for family in (elementwise, complex_numbers, layouts, creation, reductions, scans, moves, indices, sorts, matrices):
         yield from family()
+    yield from transforms()
     yield from products()
     yield from convolutions()
     yield from groups()
@@ -289,6 +290,18 @@ def matrices() -> Iterator[Case]:
     bad = polyarr.asarray(np.full((2, 3, 3), np.nan, np.float32))
     for op in (ops.cholesky, ops.inv, ops.slogdet, ops.qr, ops.eigh, ops.svd):
         yield Case(f"{op.name} of nan", partial(refused, op), (bad,))
+
+
+def transforms() -> Iterator[Case]:
+    for dtype in ("complex64", "complex128"):
+        for n, axis in ((60, 1), (66, 0), (1001, 1), (13, 0), (17, 1), (8, 1)):
+            x = pairs(*((n, 5) if axis == 0 else (3, n)), dtype=dtype)
+            yield Case(f"dft {dtype} of {n} along {axis}", lambda x, a=axis: ops.dft(x, axis=a, inverse=a == 0), (x,))
+        for n in (9, 34):
+            x = pairs(3, n // 2 + 1, dtype=dtype)
+            yield Case(f"dft to {n} real {dtype}", lambda x, n=n: ops.dft_to_real(x, n=n), (x,))
+            real = ops.real_part(pairs(3, n, dtype=dtype))
+            yield Case(f"dft of {n} real {dtype}", ops.dft_of_real, (real,))
 
 
 # ---- groups of ops ---------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from polyarr.backends.opencl.attention import attention
 from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
+from polyarr.backends.opencl.fft import spectra
 from polyarr.backends.opencl.gemm import int8_linear, linear, matmul
 from polyarr.backends.opencl.indexing import embedding, index, segments
 from polyarr.backends.opencl.linalg import elimination, jacobi, qr
@@ -60,6 +61,9 @@ KERNELS = {
     ops.global_norm: global_norm.global_norm,
     ops.adamw: adamw.adamw,
     ops.cross_entropy_and_gradient: cross_entropy.cross_entropy_and_gradient,
+    ops.dft: spectra.dft,
+    ops.dft_of_real: spectra.dft_of_real,
+    ops.dft_to_real: spectra.dft_to_real,
     ops.cholesky: elimination.cholesky,
     ops.solve: elimination.solve,
     ops.inv: elimination.inv,

@@ -1,0 +1,107 @@
+"""Fourier transforms on OpenCL: accuracy, layouts and captured calls, with the kernels for CPUs and those for GPUs."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import fft, ops
+from tests.backends.opencl.test_complex import kernels  # noqa: F401  a fixture
+from tests.helpers.opencl_modules import opencl_modules
+
+(passes,) = opencl_modules("passes")
+pytestmark = pytest.mark.polyarr_backend("opencl")
+RNG = np.random.default_rng(8)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) + 1j * RNG.standard_normal(shape)).astype(np.complex64)
+
+
+def error(found: pa.Array, due: np.ndarray) -> float:
+    """Return the root mean square error in terms of that of the result, in eps of float32."""
+    size = np.sqrt(np.mean(np.abs(due) ** 2))
+    return float(np.sqrt(np.mean(np.abs(found.numpy() - due) ** 2)) / size / np.finfo(np.float32).eps)
+
+
+def bound(n: int) -> float:
+    """Return an error that grows like that of a sum by halves; a convolution adds that of another transform."""
+    return (0.4 if passes.is_smooth(n) else 0.9) + 0.1 * np.log2(n)
+
+
+SMALL = [*range(1, 34), 36, 45, 48, 49, 61, 64]
+LARGE = [97, 120, 121, 128, 169, 210, 1000, 1021, 2048, 2401, 4096, 4099, 8190, 2**16, 100_003, 2**20]
+
+
+@pytest.mark.parametrize("lengths", [SMALL, LARGE], ids=["small", "large"])
+def test_errors_are_those_of_rounding(kernels, lengths):  # noqa: F811
+    for n in lengths:
+        host = numbers(max(1, min(33, 2000 // n)), n)
+        wide = host.astype(np.complex128)
+        x = pa.asarray(host)
+        assert error(fft.fft(x), np.fft.fft(wide)) < bound(n), n
+        assert error(fft.ifft(x, norm="forward"), np.fft.ifft(wide, norm="forward")) < bound(n), n
+        assert error(fft.rfft(pa.real(x)), np.fft.rfft(wide.real)) < bound(n), n
+        half = x[:, : n // 2 + 1]
+        assert error(ops.dft_to_real(half, n=n), np.fft.irfft(wide, n=n, norm="forward")) < bound(n), n
+
+
+@pytest.mark.parametrize("n", [1, 8, 60, 67, 78, 1001, 4096, 4099])
+def test_double_precision(kernels, n):  # noqa: F811
+    host = numbers(3, n).astype(np.complex128)
+    x, eps = pa.asarray(host), np.finfo(np.float64).eps * 4 * np.log2(2 * n)
+    for found, due in (
+        (fft.fft(x), np.fft.fft(host)), (fft.irfft(x, n=n), np.fft.irfft(host, n=n)),
+        (fft.ihfft(pa.real(x)), np.fft.ihfft(host.real)), (fft.hfft(x, n=2 * n), np.fft.hfft(host, n=2 * n)),
+    ):  # fmt: skip
+        np.testing.assert_allclose(found.numpy(), due, rtol=0, atol=eps * np.abs(due).max())
+
+
+def test_every_axis_of_every_layout(kernels):  # noqa: F811
+    host = numbers(6, 10, 14)
+    x = pa.asarray(host)
+    views = [(x, host), (x[::-2, 1:, ::3], host[::-2, 1:, ::3]), (x.mT, host.swapaxes(1, 2)), (x[:, :0], host[:, :0])]
+    views.append((pa.broadcast_to(x[:, None, :1], (6, 3, 17, 14)), np.broadcast_to(host[:, None, :1], (6, 3, 17, 14))))
+    views.append((pa.permute_dims(x, (2, 0, 1)), host.transpose(2, 0, 1)))
+    for view, expected in views:
+        for axis in (a for a in range(view.ndim) if view.shape[a]):
+            for name in ("fft", "irfft"):
+                due = getattr(np.fft, name)(expected, axis=axis)
+                np.testing.assert_allclose(getattr(fft, name)(view, axis=axis).numpy(), due, atol=2e-5)
+            due = np.fft.rfft(expected.real, axis=axis)
+            np.testing.assert_allclose(fft.rfft(pa.real(view), axis=axis).numpy(), due, atol=2e-5)
+
+
+def test_rows_of_other_numbers_do_not_mix(kernels):  # noqa: F811
+    """Rows beyond the lanes of a work-group, nan in one of them, and a scale of many magnitudes in the others."""
+    host = numbers(150, 12) * 10.0 ** (np.arange(150)[:, None] % 60 - 30)
+    host[77, 5] = np.nan
+    found, due = fft.fft(pa.asarray(host)).numpy(), np.fft.fft(host)
+    assert np.isnan(found[77]).all()
+    rest = np.arange(150) != 77
+    scale = np.abs(due[rest]).max(-1, keepdims=True)
+    assert (np.abs(found[rest] - due[rest]) < 1e-6 * scale).all()
+
+
+def test_infinite_and_huge_numbers(kernels):  # noqa: F811
+    host = np.full((1, 9), 1e37, np.float32)
+    np.testing.assert_allclose(fft.rfft(pa.asarray(host)).numpy()[0, 0], 9e37, rtol=1e-6)
+    assert not np.isfinite(fft.fft(pa.full((4, 8), np.inf)).numpy()).any()
+
+
+def test_tables_are_uploaded_once(backend):
+    x = pa.asarray(numbers(2, 1021))
+    fft.irfft(fft.fft(x), n=2042).numpy()
+    before = pa.transfers().uploads
+    fft.irfft(fft.fft(x), n=2042)
+    assert pa.transfers().uploads == before
+
+
+def test_compiled_transforms_and_gradients_are_replayed(backend):
+    def loss(x):
+        return pa.sum(pa.abs(fft.fftn(x)) * pa.abs(fft.ifft(x, n=67)))
+
+    compiled = pa.compile(pa.value_and_grad(loss))
+    for _ in range(4):
+        x = pa.asarray(numbers(60, 67))
+        for found, due in zip(compiled(x), pa.value_and_grad(loss)(x), strict=True):
+            assert (found.numpy() == due.numpy()).all()
