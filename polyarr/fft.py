@@ -355,7 +355,8 @@ def _axis(op: str, x: Array, axis: int, kind: str) -> int:
 def _as_complex(op: str, x: Array) -> Array:
     """Return x with a complex dtype of the same precision."""
     check_kind(op, "x", spec_of(x), "inexact")
-    return ops.astype(x, dtype=complex_of(x.dtype))
+    dtype = complex_of(x.dtype)
+    return x if x.dtype == dtype else ops.astype(x, dtype=dtype)  # astype copies
 
 
 def _length(op: str, x: Array, axis: int, n: int | None, default: int) -> int:

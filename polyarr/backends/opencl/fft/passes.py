@@ -1,5 +1,6 @@
 """Transforms whose lengths have small prime factors, by one or several passes over the array."""
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class Pass(NamedTuple):
     numbers: tuple[int, ...]
 
 
+@lru_cache(maxsize=1024)
 def is_smooth(n: int) -> bool:
     """Return whether all prime factors of n are radices."""
     return prod(_factors(n)) == n

@@ -40,6 +40,8 @@ def dft(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale
         return device.empty(out)
     if not is_smooth(out.shape[axis]):
         return moved(_transformed(device, _in_rows(device, x, axis), inverse, scale), -1, axis)
+    if x.is_dense:
+        return transform(device, x, axis, inverse=inverse, scale=scale)
     order = sorted(range(x.ndim), key=lambda a: -x.strides[a])
     found = transform(device, dense(device, permuted(x, order)), order.index(axis), inverse=inverse, scale=scale)
     return permuted(found, sorted(range(x.ndim), key=order.__getitem__))
