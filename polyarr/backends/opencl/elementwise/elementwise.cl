@@ -42,6 +42,7 @@
 
 #include "functions.cl"
 #include "expressions.cl"
+#include "complex_arithmetic.cl"
 #include "complex.cl"
 #include "unravel.cl"
 

@@ -1,10 +1,9 @@
 // Functions that the expressions of complex elementwise ops call. Included by elementwise.cl after expressions.cl, whose
-// macros it uses; ACC and FLOATING are those of the parts.
+// macros it uses, and complex_arithmetic.cl; ACC and FLOATING are those of the parts.
 //
 // Params   COMPLEX    1 if the operands or results of some expression are complex; else 0
 //
-// A complex number is a float2 or a double2: its real part and its imaginary part. Infinities, nan and signed zeros are
-// treated as the array API standard asks, and as NumPy treats them where the standard leaves it open. Errors are a few
+// Infinities, nan and signed zeros are treated as the array API standard asks, and as NumPy treats them where the standard leaves it open. Errors are a few
 // ulp of the larger part, also near branch points, zeros and the limits of the exponent.
 //
 // Source: Kahan, Branch cuts for complex elementary functions, 1987 (asin, acos, asinh, acosh, atanh, tanh, sqrt)
@@ -13,11 +12,6 @@
 #endif
 
 #if COMPLEX
-
-#pragma OPENCL FP_CONTRACT OFF  // the same results in every kernel
-
-typedef ACC Real;
-typedef NAMED(ACC, 2) Complex;
 
 #if HAS_FP64
 #define OF_TYPE(single, double_) ((Real)(sizeof(Real) == 4 ? (single) : (double_)))
@@ -36,10 +30,8 @@ typedef float Wide;
 #define UP OF_TYPE(16777216.0f, 18014398509481984.0)  // 2^24, 2^54: the square makes subnormal numbers normal
 
 static inline int is_infinite(Real x) { return ABSOLUTE(x) == INFINITY; }
-static inline int is_finite_real(Real x) { return ABSOLUTE(x) < INFINITY; }
 static inline int c_isnan(Complex z) { return (z.x != z.x) | (z.y != z.y); }
 static inline int c_isinf(Complex z) { return is_infinite(z.x) | is_infinite(z.y); }
-static inline int c_isfinite(Complex z) { return is_finite_real(z.x) & is_finite_real(z.y); }
 static inline Complex times_i(Complex z) { return (Complex)(-z.y, z.x); }
 static inline Complex over_i(Complex z) { return (Complex)(z.y, -z.x); }
 
@@ -47,33 +39,6 @@ static inline Complex over_i(Complex z) { return (Complex)(z.y, -z.x); }
 
 #define C_EQUAL(x, y) (((x).x == (y).x) & ((x).y == (y).y))
 #define C_ABS(z) HYPOT((z).x, (z).y)
-
-static inline Complex c_mul(Complex x, Complex y) {
-    return (Complex)(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
-}
-
-// Smith's division, for operands that are zero or not finite: with the same zeros, infinities and nan as NumPy's.
-static inline Complex smith(Complex x, Complex y) {
-    if (ABSOLUTE(y.x) >= ABSOLUTE(y.y)) {
-        const Real ratio = y.y / y.x, scale = 1 / (y.x + y.y * ratio);
-        return (Complex)((x.x + x.y * ratio) * scale, (x.y - x.x * ratio) * scale);
-    }
-    const Real ratio = y.x / y.y, scale = 1 / (y.y + y.x * ratio);
-    return (Complex)((x.x * ratio + x.y) * scale, (x.y * ratio - x.x) * scale);
-}
-
-// Both operands are scaled by powers of two, so that no product overflows or loses digits.
-static inline Complex c_div(Complex x, Complex y) {
-    const Real size = MAX(ABSOLUTE(x.x), ABSOLUTE(x.y)), length = MAX(ABSOLUTE(y.x), ABSOLUTE(y.y));
-    if (y.x == 0 && y.y == 0) return (Complex)(x.x / length, x.y / length);
-    if (size == 0 || !(c_isfinite(x) && c_isfinite(y))) return smith(x, y);
-    if (y.y == 0) return (Complex)((x.x + x.y * (y.y / y.x)) / y.x, (x.y - x.x * (y.y / y.x)) / y.x);  // correctly rounded
-    const int up = -ilogb(size), down = -ilogb(length);
-    const Complex n = (Complex)(ldexp(x.x, up), ldexp(x.y, up)), d = (Complex)(ldexp(y.x, down), ldexp(y.y, down));
-    const Real square = d.x * d.x + d.y * d.y;
-    const Real real = (n.x * d.x + n.y * d.y) / square, imaginary = (n.y * d.x - n.x * d.y) / square;
-    return (Complex)(ldexp(real, down - up), ldexp(imaginary, down - up));
-}
 
 static inline Complex c_sign(Complex z) {
     if (z.x == 0 && z.y == 0) return (Complex)(0, 0);
@@ -86,7 +51,6 @@ static inline Complex c_sign(Complex z) {
 }
 
 static inline Complex c_round(Complex z) { return (Complex)(ROUND(z.x), ROUND(z.y)); }
-static inline Complex c_conj(Complex z) { return (Complex)(z.x, -z.y); }
 
 static inline Complex c_sqrt(Complex z) {
     const Real a = ABSOLUTE(z.x), b = ABSOLUTE(z.y), most = MAX(a, b);

@@ -10,9 +10,6 @@
 #error "expressions.cl needs FLOATING, SIGNED and BOOLEAN"
 #endif
 
-#define JOIN_NAMES(a, b) a##b
-#define NAMED(prefix, dtype) JOIN_NAMES(prefix, dtype)
-
 #if FLOATING
 
 // PoCL implements fabs, copysign and signbit as calls; these are inlined.

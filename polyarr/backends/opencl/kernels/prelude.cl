@@ -33,6 +33,10 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
+// NAMED(load_, DTYPE) is load_float32 if DTYPE is float32: it expands its arguments first.
+#define JOIN_NAMES(a, b) a##b
+#define NAMED(prefix, name) JOIN_NAMES(prefix, name)
+
 // Arguments of kernels that can find an index out of range or a bad matrix: where the first faulty call of a thread, and
 // one fault of that call, are recorded; see faults.py.
 #define FAULT __global volatile int *fault, const long call

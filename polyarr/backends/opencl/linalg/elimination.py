@@ -13,22 +13,22 @@ from polyarr.core.spec import Spec
 
 
 def cholesky(device: Device, out: Spec, x: Buffer) -> Buffer:
-    """Return the lower triangle L of L L^T = (x + x^T) / 2."""
+    """Return the lower triangle L of L L^H = (x + x^H) / 2."""
     if not out.size:
         return device.empty(out)
     call = Call(device, "cholesky", x.shape, x.dtype)
-    w, n = call.load(matrices_of(device, x), symmetric=True), x.shape[-1]
+    w, n = call.load(matrices_of(device, x), hermitian=True), x.shape[-1]
     program, message = call.program("elimination"), call.message("; it must be positive definite")
     for first in range(0, n, call.panel):
         last = min(first + call.panel, n)
         square, right = block(w, slice(first, last), slice(first, last)), block(w, slice(first, last), slice(last, n))
-        program.eliminate_symmetric(
+        program.eliminate_hermitian(
             *call.per_matrix(), w.memory, *call.fault, message, square.offset, *w.strides[:2], last - first
         )  # fmt: skip
         if last < n:
-            call.substitute(swapped(square), right)
-            call.subtract_product(block(w, slice(last, n), slice(last, n)), swapped(right), right)
-    return call.store(out, swapped(w), keep=LOWER)
+            call.substitute(swapped(square), right, conjugate=True)
+            call.subtract_product(block(w, slice(last, n), slice(last, n)), call.adjoint(right), right)
+    return call.store(out, swapped(w), keep=LOWER, conjugate=True)
 
 
 def solve(device: Device, out: Spec, x: Buffer, b: Buffer) -> Buffer:
@@ -67,7 +67,7 @@ def slogdet(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, 
     call, n = Call(device, "slogdet", x.shape, x.dtype), x.shape[-1]
     w = call.load(matrices_of(device, x))
     pivots = _eliminate(call, w, -1)
-    sign, size = call.empty(1, 1), call.empty(1, 1)
+    sign, size = call.empty(1, 1), call.reals(1, 1)
     call.program("elimination").determinant(
         (call.count,), None, w.memory, pivots.memory, sign.memory, size.memory, *w.strides[:2], n, call.panel
     )  # fmt: skip

@@ -1,26 +1,34 @@
-// Jacobi's method by blocks: eigenvalues of symmetric matrices, and singular values by orthogonal rows.
+// Jacobi's method by blocks: eigenvalues of Hermitian matrices, and singular values by orthogonal rows.
 //
 // The rows of a matrix are `blocks` blocks of HALF. In each round of a sweep they form pairs, as in a tournament, and
-// each pair of blocks is rotated by an orthogonal matrix of SIZE = 2 HALF rows. Rows past the end of the matrix are 0.
+// each pair of blocks is rotated by a unitary matrix of SIZE = 2 HALF rows. Rows past the end of the matrix are 0.
 //
 // Kernels  find_rotations  find the rotation of each pair: a sweep of Jacobi's method over the products of its rows (if
-//                          GRAM), or over its rows and columns of a symmetric matrix
-//          rotate_pairs    multiply the rows of each pair by its rotation; with other steps, its columns
+//                          GRAM), or over its rows and columns of a Hermitian matrix
+//          rotate_pairs    multiply the rows of each pair by its rotation; with other steps, its columns by the
+//                          conjugate one
 //          normalize_rows  normalize the right halves of rows; write the norms of the left halves, or their diagonal
-//          arrange         write rows as columns of left and right, in the order of their keys
-// Arrays   y of ACC: matrices of rows `pitch` apart, `matrix` from one to the next
-//          turns (matrices, pairs, SIZE, SIZE) of ACC: the rotations
+//          arrange         write rows, conjugated, as columns of left and right, in the order of their keys
+// Arrays   y, left and right of Element, a real or complex number; keys and values of ACC
+//          y: matrices of rows `pitch` apart, `matrix` from one to the next
+//          turns (matrices, pairs, SIZE, SIZE) of Element: the rotations
 //          turned (matrices, pairs) of int: whether a rotation is other than the identity
 //          moved (matrices, sweeps) of int: whether a sweep rotated anything; if not, later sweeps do nothing
 // Launch   find_rotations  a group of WG per matrix and pair
 //          rotate_pairs    a group of WG per matrix, pair and chunk of CHUNK columns
 //          normalize_rows, arrange   a group of WG per row
-// Params   ACC, EPS, WG    dtype, and its distance from 1 to the next number; work-items per group, 1 on CPUs
-//          HALF, WIDE      rows of a block, at least 2, and HALF^2 >= WG; columns of a vector, a divisor of 2 HALF
+// Params   ACC, COMPLEX    see elements.cl
+//          EPS, WG         distance from 1 to the next number of type ACC; work-items per group, 1 on CPUs
+//          HALF, WIDE      rows of a block, at least 2, and HALF^2 >= WG; columns of a vector, a divisor of 2 HALF, and
+//                          1 if elements are complex
 //          CHUNK           columns of a chunk, a multiple of WIDE * WG
-#if !defined(ACC) || !defined(EPS) || !defined(WG) || !defined(HALF) || !defined(WIDE) || !defined(CHUNK)
-#error "jacobi.cl needs ACC, EPS, WG, HALF, WIDE and CHUNK"
+#if !defined(ACC) || !defined(COMPLEX) || !defined(EPS) || !defined(WG) || !defined(HALF) || !defined(WIDE) || !defined(CHUNK)
+#error "jacobi.cl needs ACC, COMPLEX, EPS, WG, HALF, WIDE and CHUNK"
 #endif
+
+#include "complex_arithmetic.cl"
+#include "elements.cl"
+
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define WAIT if (WG > 1) barrier(CLK_LOCAL_MEM_FENCE);
 #define SIZE (2 * HALF)
@@ -39,13 +47,11 @@
 #define VECTOR_AT(p) (*(__local UNALIGNED *)(p))
 
 #if WIDE > 1
-#define NAME_NOW(type, count) type##count
-#define NAME(type, count) NAME_NOW(type, count)
-typedef NAME(ACC, WIDE) VECTOR;
+typedef NAMED(ACC, WIDE) VECTOR;
 typedef VECTOR __attribute__((aligned(sizeof(ACC)))) UNALIGNED;
 #else
-typedef ACC VECTOR;
-typedef ACC UNALIGNED;
+typedef Element VECTOR;
+typedef Element UNALIGNED;
 #endif
 
 DEFINE_JOIN(group_sum, ACC, WG, ADD)
@@ -66,22 +72,24 @@ static inline int next_lower(int k) { return k == 0 ? 1 : HALF + k - 1; }
 
 // Rotate rows k and columns l of a pair of pairs; the columns move on to `up` and `low`.
 #define ROTATE(k, l, up, low) { \
-        const ACC c = cosine[k], s = sine[k], d = cosine[l], t = sine[l]; \
-        const ACC a00 = a[(k) * SIZE + (l)], a01 = a[(k) * SIZE + HALF + (l)]; \
-        const ACC a10 = a[(HALF + (k)) * SIZE + (l)], a11 = a[(HALF + (k)) * SIZE + HALF + (l)]; \
-        const ACC b00 = c * a00 - s * a10, b01 = c * a01 - s * a11; \
-        const ACC b10 = s * a00 + c * a10, b11 = s * a01 + c * a11; \
-        next_a[next_upper(k) * SIZE + (up)] = d * b00 - t * b01; \
-        next_a[next_upper(k) * SIZE + (low)] = t * b00 + d * b01; \
-        next_a[next_lower(k) * SIZE + (up)] = d * b10 - t * b11; \
-        next_a[next_lower(k) * SIZE + (low)] = t * b10 + d * b11; \
+        const ACC c = cosine[k], d = cosine[l]; \
+        const Element s = sine[k], t = sine[l], s_conjugate = CONJUGATE(s), t_conjugate = CONJUGATE(t); \
+        const Element a00 = a[(k) * SIZE + (l)], a01 = a[(k) * SIZE + HALF + (l)]; \
+        const Element a10 = a[(HALF + (k)) * SIZE + (l)], a11 = a[(HALF + (k)) * SIZE + HALF + (l)]; \
+        const Element b00 = c * a00 - TIMES(s, a10), b01 = c * a01 - TIMES(s, a11); \
+        const Element b10 = TIMES(s_conjugate, a00) + c * a10, b11 = TIMES(s_conjugate, a01) + c * a11; \
+        next_a[next_upper(k) * SIZE + (up)] = d * b00 - TIMES(t_conjugate, b01); \
+        next_a[next_upper(k) * SIZE + (low)] = TIMES(t, b00) + d * b01; \
+        next_a[next_lower(k) * SIZE + (up)] = d * b10 - TIMES(t_conjugate, b11); \
+        next_a[next_lower(k) * SIZE + (low)] = TIMES(t, b10) + d * b11; \
     }
 
-__kernel GROUP void find_rotations(__global const ACC *restrict y, __global ACC *restrict turns,
+__kernel GROUP void find_rotations(__global const Element *restrict y, __global Element *restrict turns,
                                    __global int *restrict turned, __global volatile int *moved,
                                    const long matrix, const int pitch, const int columns, const int pairs,
                                    const int round, const int sweep, const int sweeps, const int most, const int gram) {
-    __local ACC products[2][SIZE * SIZE], vectors[2][SIZE * SIZE], part[FEW * LINE], cosine[HALF], sine[HALF];
+    __local Element products[2][SIZE * SIZE], vectors[2][SIZE * SIZE], part[FEW * LINE], sine[HALF];
+    __local ACC cosine[HALF];
     __local int rotated[HALF];
     const int me = get_local_id(0), ix = me % LANES_X, iy = me / LANES_X, chunks = 1;
     const int load_x = me % LOADS_X, load_y = me / LOADS_X;
@@ -98,16 +106,16 @@ __kernel GROUP void find_rotations(__global const ACC *restrict y, __global ACC 
         for (int begin = 0; begin < columns; begin += FEW) {
             WAIT
             for (int i = load_y; i < SIZE; i += LOADS_Y) {
-                __global const ACC *restrict row = y + ROW(i) * pitch + begin;
-                for (int c = load_x; c < FEW; c += LOADS_X) part[c * LINE + i] = begin + c < columns ? row[c] : 0;
+                __global const Element *restrict row = y + ROW(i) * pitch + begin;
+                for (int c = load_x; c < FEW; c += LOADS_X) part[c * LINE + i] = begin + c < columns ? row[c] : (Element)0;
             }
             WAIT
             _Pragma("unroll") for (int i = 0; i < OWN_ROWS; i += AT_ONCE)
                 for (int c = 0; c < FEW; c++) {
-                    __local const ACC *restrict line = part + c * LINE;
+                    __local const Element *restrict line = part + c * LINE;
                     _Pragma("unroll") for (int r = 0; r < AT_ONCE; r++)
                         _Pragma("unroll") for (int j = 0; j < OWN_VECTORS; j++)
-                            sums[i + r][j] += line[(i + r) * LANES_Y + iy] * VECTOR_AT(line + COLUMN(j));
+                            sums[i + r][j] += TIMES(line[(i + r) * LANES_Y + iy], CONJUGATE(VECTOR_AT(line + COLUMN(j))));
                 }
         }
         for (int i = 0; i < OWN_ROWS; i++)
@@ -115,29 +123,33 @@ __kernel GROUP void find_rotations(__global const ACC *restrict y, __global ACC 
                 VECTOR_AT(products[0] + (i * LANES_Y + iy) * SIZE + COLUMN(j)) = sums[i][j];
     } else
         for (int i = iy; i < SIZE; i += LANES_Y)
-            for (int j = ix; j < SIZE; j += LANES_X)
-                products[0][i * SIZE + j] = (y[ROW(i) * pitch + ROW(j)] + y[ROW(j) * pitch + ROW(i)]) * (ACC)0.5;
-    for (int e = me; e < SIZE * SIZE; e += WG) vectors[0][e] = e / SIZE == e % SIZE;
-    // Rows whose cosine is at most `least`, or symmetric elements at most `floor`, count as orthogonal.
+            for (int j = ix; j < SIZE; j += LANES_X) {
+                const Element above = y[ROW(i) * pitch + ROW(j)], below = y[ROW(j) * pitch + ROW(i)];
+                products[0][i * SIZE + j] = (above + CONJUGATE(below)) * (ACC)0.5;
+            }
+    for (int e = me; e < SIZE * SIZE; e += WG) vectors[0][e] = ELEMENT(e / SIZE == e % SIZE);
+    // Rows whose cosine is at most `least`, or elements off the diagonal of at most `floor`, count as orthogonal.
     const ACC least = gram ? EPS * SQRT((ACC)columns) : EPS, floor = gram ? 0 : EPS;
     int now = 0, any = 0;
     for (int again = 0; again < most; again++) {
         for (int k = me; k < HALF; k += WG) rotated[k] = 0;
         for (int step = 0; step < SIZE - 1; step++, now = !now) {
-            __local const ACC *restrict a = products[now];
-            __local const ACC *restrict v = vectors[now];
-            __local ACC *restrict next_a = products[!now];
-            __local ACC *restrict next_v = vectors[!now];
+            __local const Element *restrict a = products[now];
+            __local const Element *restrict v = vectors[now];
+            __local Element *restrict next_a = products[!now];
+            __local Element *restrict next_v = vectors[!now];
             WAIT
             for (int k = me; k < HALF; k += WG) {
-                const ACC p = a[k * (SIZE + 1)], q = a[(HALF + k) * (SIZE + 1)], r = a[k * SIZE + HALF + k];
-                const ACC size = r < 0 ? -r : r, bound = SQRT(p < 0 ? -p : p) * SQRT(q < 0 ? -q : q);
-                ACC c = 1, s = 0;
+                const ACC p = REAL_PART(a[k * (SIZE + 1)]), q = REAL_PART(a[(HALF + k) * (SIZE + 1)]);
+                const Element r = a[k * SIZE + HALF + k];
+                const ACC size = MAGNITUDE(r), bound = SQRT(p < 0 ? -p : p) * SQRT(q < 0 ? -q : q);
+                ACC c = 1;
+                Element s = (Element)0;
                 if (size > least * bound && size > floor) {
-                    const ACC slope = (q - p) / (2 * r), steep = slope < 0 ? -slope : slope;
+                    const ACC slope = (q - p) / (2 * size), steep = slope < 0 ? -slope : slope;
                     const ACC t = steep * EPS > 1 ? 1 / (2 * steep) : 1 / (steep + SQRT(1 + steep * steep));
                     c = 1 / SQRT(1 + t * t);
-                    s = slope < 0 ? -t * c : t * c;
+                    s = (slope < 0 ? -t * c : t * c) * phase_of(r);
                     rotated[k] = 1;
                 }
                 cosine[k] = c;
@@ -157,15 +169,16 @@ __kernel GROUP void find_rotations(__global const ACC *restrict y, __global ACC 
             }
 #endif
             for (int k = iy; k < HALF; k += LANES_Y) {
-                __local const ACC *restrict upper_v = v + k * SIZE;
-                __local const ACC *restrict lower_v = upper_v + HALF * SIZE;
-                __local ACC *restrict new_upper = next_v + next_upper(k) * SIZE;
-                __local ACC *restrict new_lower = next_v + next_lower(k) * SIZE;
-                const ACC c = cosine[k], s = sine[k];
+                __local const Element *restrict upper_v = v + k * SIZE;
+                __local const Element *restrict lower_v = upper_v + HALF * SIZE;
+                __local Element *restrict new_upper = next_v + next_upper(k) * SIZE;
+                __local Element *restrict new_lower = next_v + next_lower(k) * SIZE;
+                const ACC c = cosine[k];
+                const Element s = sine[k], s_conjugate = CONJUGATE(s);
                 for (int j = ix; j < SIZE; j += LANES_X) {
-                    const ACC above = upper_v[j], below = lower_v[j];
-                    new_upper[j] = c * above - s * below;
-                    new_lower[j] = s * above + c * below;
+                    const Element above = upper_v[j], below = lower_v[j];
+                    new_upper[j] = c * above - TIMES(s, below);
+                    new_lower[j] = TIMES(s_conjugate, above) + c * below;
                 }
             }
         }
@@ -182,67 +195,71 @@ __kernel GROUP void find_rotations(__global const ACC *restrict y, __global ACC 
     if (any) atomic_cmpxchg(moved + g * sweeps + sweep, 0, 1);
 }
 
-__kernel GROUP void rotate_pairs(__global ACC *y, __global const ACC *restrict turns,
+__kernel GROUP void rotate_pairs(__global Element *y, __global const Element *restrict turns,
                                  __global const int *restrict turned, const long matrix, const int row_step,
                                  const int column_step, const int columns, const int pairs, const int round,
-                                 const int chunks) {
-    __local ACC turn[SIZE * SIZE];
+                                 const int chunks, const int conjugated) {
+    __local Element turn[SIZE * SIZE];
     FIND_PAIR
     const size_t at = g * pairs + pair;
     if (!turned[at]) return;
     const int me = get_local_id(0), begin = get_group_id(0) % chunks * CHUNK, end = MIN(begin + CHUNK, columns);
-    for (int e = me; e < SIZE * SIZE; e += WG) turn[e] = turns[at * SIZE * SIZE + e];
+    for (int e = me; e < SIZE * SIZE; e += WG) {
+        const Element v = turns[at * SIZE * SIZE + e];
+        turn[e] = conjugated ? CONJUGATE(v) : v;
+    }
     WAIT
     y += g * matrix;
     for (int c = begin + me * WIDE; c < end; c += WG * WIDE) {
         VECTOR x[SIZE];
         for (int i = 0; i < SIZE; i++) {
-            __global ACC *from = y + ROW(i) * row_step + (long)c * column_step;
+            __global Element *from = y + ROW(i) * row_step + (long)c * column_step;
             if (column_step == 1)
                 x[i] = *(__global UNALIGNED *)from;
             else
-                for (int e = 0; e < WIDE; e++) ((ACC *)&x[i])[e] = from[(long)e * column_step];
+                for (int e = 0; e < WIDE; e++) ((Element *)&x[i])[e] = from[(long)e * column_step];
         }
         for (int i = 0; i < SIZE; i += 4) {
             VECTOR sums[4] = {0, 0, 0, 0};
             _Pragma("unroll") for (int k = 0; k < SIZE; k++)
-                _Pragma("unroll") for (int r = 0; r < 4; r++) sums[r] += turn[(i + r) * SIZE + k] * x[k];
+                _Pragma("unroll") for (int r = 0; r < 4; r++) sums[r] += TIMES(turn[(i + r) * SIZE + k], x[k]);
             _Pragma("unroll") for (int r = 0; r < 4; r++) {
-                __global ACC *to = y + ROW(i + r) * row_step + (long)c * column_step;
+                __global Element *to = y + ROW(i + r) * row_step + (long)c * column_step;
                 if (column_step == 1)
                     *(__global UNALIGNED *)to = sums[r];
                 else
-                    for (int e = 0; e < WIDE; e++) to[(long)e * column_step] = ((ACC *)&sums[r])[e];
+                    for (int e = 0; e < WIDE; e++) to[(long)e * column_step] = ((Element *)&sums[r])[e];
             }
         }
     }
 }
 
 // The rows from more_start on should have norm 1, but rounding errors of many rotations add up, mostly in their norms.
-__kernel GROUP void normalize_rows(__global ACC *restrict y, __global ACC *restrict keys, const long matrix,
+__kernel GROUP void normalize_rows(__global Element *restrict y, __global ACC *restrict keys, const long matrix,
                                    const int pitch, const int more_start, const int rows, const int gram) {
     __local ACC lane[WG];
     const size_t g = get_group_id(0) / rows;
     const int me = get_local_id(0), i = get_group_id(0) % rows;
-    __global ACC *restrict row = y + g * matrix + (long)i * pitch;
-    __global ACC *restrict more = row + more_start;
+    __global Element *restrict row = y + g * matrix + (long)i * pitch;
+    __global Element *restrict more = row + more_start;
     ACC sum = 0, more_sum = 0;
     for (int j = me; j < rows; j += WG) {
-        sum += row[j] * row[j];
-        more_sum += more[j] * more[j];
+        sum += SQUARE(row[j]);
+        more_sum += SQUARE(more[j]);
     }
     more_sum = group_sum(more_sum, me, lane);
     sum = group_sum(sum, me, lane);
     const ACC norm = SQRT(more_sum);
-    const ACC key = gram ? SQRT(sum) / norm : row[i] / more_sum;
+    const ACC key = gram ? SQRT(sum) / norm : REAL_PART(row[i]) / more_sum;
     if (me == 0) keys[get_group_id(0)] = key == key ? key : 0;  // nan, of bad matrices, has no place in an order
     for (int j = me; j < rows; j += WG) more[j] /= norm;
 }
 
 // Row i goes to place r if its key is number r in order: the key to values[r], its right half, from more_start on, to
-// column r of left, and if keys descend (they are norms) its left half, normalized, to column r of right.
-__kernel GROUP void arrange(__global const ACC *restrict y, __global const ACC *restrict keys,
-                            __global ACC *restrict values, __global ACC *restrict left, __global ACC *restrict right,
+// column r of left, and if keys descend (they are norms) its left half, normalized, to column r of right, conjugated.
+__kernel GROUP void arrange(__global const Element *restrict y, __global const ACC *restrict keys,
+                            __global ACC *restrict values, __global Element *restrict left,
+                            __global Element *restrict right,
                             const long matrix, const int pitch, const int more_start, const long left_matrix,
                             const int columns, const int descending) {
     __local ACC lane[WG];
@@ -256,10 +273,10 @@ __kernel GROUP void arrange(__global const ACC *restrict y, __global const ACC *
         before += (descending ? other > key : other < key) || (other == key && j < i);
     }
     const int place = (int)group_sum(before, me, lane);
-    __global const ACC *row = y + g * matrix + (long)i * pitch;
+    __global const Element *row = y + g * matrix + (long)i * pitch;
     if (me == 0) values[g * columns + place] = key;
     for (int j = me; j < columns; j += WG) {
-        left[g * left_matrix + (long)j * columns + place] = row[more_start + j];
-        if (descending) right[(g * columns + j) * columns + place] = key > 0 ? row[j] / key : 0;
+        left[g * left_matrix + (long)j * columns + place] = CONJUGATE(row[more_start + j]);
+        if (descending) right[(g * columns + j) * columns + place] = key > 0 ? CONJUGATE(row[j]) / key : (Element)0;
     }
 }

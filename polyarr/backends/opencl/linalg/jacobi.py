@@ -1,7 +1,7 @@
 """Eigenvalues and singular values by Jacobi's method, in parallel over pairs of blocks of rows.
 
-Singular values: x = Q R, then the rows of R are rotated until they are orthogonal, J R = S V^T. The norms of the rows
-are the singular values, and U = Q J^T. A second QR decomposition completes V where singular values are 0.
+Singular values: x = Q R, then the rows of R are rotated until they are orthogonal, J R = S V^H. The norms of the rows
+are the singular values, and U = Q J^H. A second QR decomposition completes V where singular values are 0.
 
 Sources: Demmel, Veselic 1992, doi:10.1137/0613074; Drmac, Veselic 2008, doi:10.1137/050639193
 """
@@ -10,10 +10,10 @@ from polyarr.backends.opencl.linalg import qr
 from polyarr.backends.opencl.linalg.matrices import INT32, UPPER, Call, block, diagonal, matrices_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, swapped, view
-from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import COMPLEX, Spec, complex128, float32, float64, real_of
 
-MAX_HALF = 16  # rows of a block
-VECTOR = {"cpu": 8, "gpu": 1}
+MAX_HALF = 16  # rows of a block; half of that for complex128, because of the size of local memory
+VECTOR = {"cpu": 8, "gpu": 1}  # elements of a vector, if they are real
 CHUNK = {"cpu": 256, "gpu": 128}
 EPS = {float32: "1.1920929e-7f", float64: "2.220446049250313e-16"}
 # Sweeps over all pairs of blocks, and of one pair while it is rotated, at most; it stops when nothing changes.
@@ -21,18 +21,18 @@ SWEEPS, SWEEPS_OF_SEVERAL, INNER_SWEEPS = 6, 20, 16
 
 
 def eigh(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer]:
-    """Return the eigenvalues, ascending, and the eigenvectors of the symmetric parts of matrices."""
+    """Return the eigenvalues, ascending, and the eigenvectors of the Hermitian parts of matrices."""
     if 0 in x.shape:
         return device.empty(out[0]), device.empty(out[1])
     call, n, x = Call(device, "eigh", x.shape, x.dtype), x.shape[-1], matrices_of(device, x)
     scales, w = call.scales(x), _beside_identity(call, n)
-    call.move(block(w, slice(n), slice(n)), x, symmetric=True, scales=scales)
-    _sweep(call, w, n, symmetric=True)
+    call.move(block(w, slice(n), slice(n)), x, hermitian=True, scales=scales)
+    _sweep(call, w, n, hermitian=True)
     vectors = call.empty(n, n)
     values = _arrange(call, w, vectors)
     return (
         call.store(out[0], values, scales=scales, divide=True),
-        call.store(out[1], vectors, signs=_by_column(call.signs(vectors), vectors)),
+        call.store(out[1], vectors, signs=_by_column(call.signs(vectors), vectors), back=True),
     )
 
 
@@ -44,20 +44,20 @@ def svd(device: Device, out: tuple[Spec, Spec, Spec], x: Buffer) -> tuple[Buffer
     scales, is_wide = call.scales(x), x.shape[1] < x.shape[2]
     x = swapped(x) if is_wide else x
     _, m, n = x.shape
-    r = call.move(call.empty(m, n), x, scales=scales)
+    r = call.move(call.empty(m, n), x, scales=scales, conjugate=is_wide)
     reflections = qr.factorize(call, r)
     w, left, right = _beside_identity(call, n), call.zeros(m, n), call.empty(n, n)
     call.move(block(w, slice(n), slice(n)), block(r, slice(n), slice(n)), keep=UPPER)
-    _sweep(call, w, n, symmetric=False)
+    _sweep(call, w, n, hermitian=False)
     values = _arrange(call, w, left, right)
     qr.multiply(call, reflections, left)
     right = _orthonormal(call, right)
     u, v = (right, left) if is_wide else (left, right)
     signs = call.signs(u)
     return (
-        call.store(out[0], u, signs=_by_column(signs, u)),
+        call.store(out[0], u, signs=_by_column(signs, u), back=True),
         call.store(out[1], values, scales=scales, divide=True),
-        call.store(out[2], swapped(v), signs=swapped(_by_column(signs, v))),
+        call.store(out[2], swapped(v), conjugate=True, signs=swapped(_by_column(signs, v))),
     )
 
 
@@ -85,15 +85,15 @@ class _Blocks:
     """
 
     def __init__(self, call: Call, n: int) -> None:
-        self.half = 2
-        while self.half < MAX_HALF and 2 * self.half < n:
+        self.half, most = 2, MAX_HALF // 2 if call.acc == complex128 else MAX_HALF
+        while self.half < most and 2 * self.half < n:
             self.half *= 2
         self.pairs = -(-n // (2 * self.half))
         self.size = 2 * self.half * self.pairs
         self._call, self._group = call, min(call.group, self.half**2)  # each work-item rotates at least one 2 x 2 block
-        wide = min(VECTOR[call.kind], 2 * self.half)
+        wide = 1 if call.acc in COMPLEX else min(VECTOR[call.kind], 2 * self.half)
         sizes = {"WG": self._group, "HALF": self.half, "WIDE": wide, "CHUNK": CHUNK[call.kind]}
-        self.program = call.program("jacobi", EPS=EPS[call.acc], **sizes)
+        self.program = call.program("jacobi", EPS=EPS[real_of(call.acc)], **sizes)
 
     def groups(self, parts: int) -> tuple[tuple[int], tuple[int]]:
         """Return the global and local size of work-groups: `parts` of them for each matrix."""
@@ -108,10 +108,10 @@ def _beside_identity(call: Call, n: int) -> Buffer:
     return w
 
 
-def _sweep(call: Call, w: Buffer, n: int, *, symmetric: bool) -> None:
+def _sweep(call: Call, w: Buffer, n: int, *, hermitian: bool) -> None:
     """Rotate the rows of w until the rows of its left halves are orthogonal.
 
-    If symmetric, rotate the columns of the left halves, too, until they are diagonal.
+    If hermitian, rotate the columns of the left halves, too, until they are diagonal.
     """
     device, blocks = call.device, _Blocks(call, n)
     pairs, size, program = blocks.pairs, blocks.size, blocks.program
@@ -123,12 +123,13 @@ def _sweep(call: Call, w: Buffer, n: int, *, symmetric: bool) -> None:
     rotations = w.memory, turns.memory, turned.memory
     for sweep in range(sweeps):
         for step in range(2 * pairs - 1):
-            numbers = pairs, step, sweep, sweeps, inner, int(not symmetric)
+            numbers = pairs, step, sweep, sweeps, inner, int(not hermitian)
             program.find_rotations(*blocks.groups(pairs), *rotations, moved.memory, matrix, pitch, n, *numbers)
-            for columns, steps in ((2 * size, (pitch, 1)), (size, (1, pitch)))[: 1 + symmetric]:
+            sides = ((2 * size, (pitch, 1)), (size, (1, pitch)))[: 1 + hermitian]
+            for is_right, (columns, steps) in enumerate(sides):
                 chunks = -(-columns // CHUNK[call.kind])
                 work = blocks.groups(pairs * chunks)
-                program.rotate_pairs(*work, *rotations, matrix, *steps, columns, pairs, step, chunks)
+                program.rotate_pairs(*work, *rotations, matrix, *steps, columns, pairs, step, chunks, is_right)
 
 
 def _arrange(call: Call, w: Buffer, left: Buffer, right: Buffer | None = None) -> Buffer:
@@ -137,7 +138,7 @@ def _arrange(call: Call, w: Buffer, left: Buffer, right: Buffer | None = None) -
     With right, return the norms of rows of the left halves, descending, and write the normalized rows as its columns.
     """
     n, has_right = left.shape[2], int(right is not None)
-    blocks, keys, values = _Blocks(call, n), call.empty(n), call.empty(1, n)
+    blocks, keys, values = _Blocks(call, n), call.reals(n), call.reals(1, n)
     program, work = blocks.program, blocks.groups(n)
     program.normalize_rows(*work, w.memory, keys.memory, *w.strides[:2], blocks.size, n, has_right)
     program.arrange(

@@ -4,27 +4,30 @@
 //          move         copy elements of matrices, by strides, with the options of `move` in matrices.py
 //          subtract     c -= p
 //          substitute   solve a triangular system of `width` equations for a chunk of columns of b, in place
-//          find_signs   write -1 for each column whose element of largest magnitude is negative, else 1
+//          find_signs   write the element of largest magnitude of each column
 // Arrays   Matrices are located by steps: from matrix to matrix (long), from row to row, from column to column. Those
 //          that are not finite are faults if message is not -1 (measure: always).
-//          scales (matrices), signs (any steps) of ACC; pivots of int. FAULT: see prelude.cl
+//          scales (matrices) of ACC; pivots of int; others of Element, a real or complex number. FAULT: see prelude.cl
 // Launch   measure      a group of WG per matrix
 //          move, subtract    groups of WG, one for `each` rows; rows of all matrices count
 //          substitute   a group of WG per matrix and chunk of CHUNK columns
 //          find_signs   likewise, with a chunk of WG columns
 // Params   T, LOAD      dtype read by measure and move: storage type, load function
 //          OUT_T, STORE dtype written by move: storage type, store function
-//          ACC          dtype of arithmetic, and of all other arrays
+//          ACC, COMPLEX see elements.cl; T and OUT_T are complex, too, if elements are
 //          MAX_SCALE    the largest scale; its reciprocal is a normal number, too
 //          WG, CHUNK    work-items per group, 1 on CPUs; columns of a chunk
 #if !defined(T) || !defined(LOAD) || !defined(OUT_T) || !defined(STORE) || !defined(ACC) || !defined(WG)
 #error "matrices.cl needs T, LOAD, OUT_T, STORE, ACC and WG"
 #endif
-#if !defined(MAX_SCALE) || !defined(CHUNK)
-#error "matrices.cl needs MAX_SCALE and CHUNK"
+#if !defined(COMPLEX) || !defined(MAX_SCALE) || !defined(CHUNK)
+#error "matrices.cl needs COMPLEX, MAX_SCALE and CHUNK"
 #endif
+
+#include "complex_arithmetic.cl"
+#include "elements.cl"
+
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
-#define IS_FINITE(v) ((v) - (v) == 0)
 
 DEFINE_JOIN(group_max, ACC, WG, MAX)
 
@@ -36,7 +39,8 @@ __kernel GROUP void measure(__global const T *restrict x, __global ACC *restrict
     ACC largest = 0;
     int finite = 1;
     for (long e = me; e < matrix; e += WG) {
-        const ACC v = LOAD(x, g * matrix + e), size = v < 0 ? -v : v;
+        const Element v = LOAD(x, g * matrix + e);
+        const ACC size = LARGER_PART(v);
         finite &= IS_FINITE(v);
         largest = MAX(largest, size);
     }
@@ -44,7 +48,7 @@ __kernel GROUP void measure(__global const T *restrict x, __global ACC *restrict
     largest = group_max(largest, me, lane);
     if (me > 0) return;
     ACC scale = 1;
-    if (largest > 0 && IS_FINITE(largest)) {
+    if (largest > 0 && largest < INFINITY) {
         while (largest * scale >= 2) scale /= 2;
         while (largest * scale < 1 && scale < MAX_SCALE) scale *= 2;
     }
@@ -52,12 +56,12 @@ __kernel GROUP void measure(__global const T *restrict x, __global ACC *restrict
 }
 
 __kernel GROUP void move(__global const T *restrict x, __global OUT_T *restrict out,
-                         __global const ACC *restrict scales, __global const ACC *restrict signs, FAULT,
+                         __global const ACC *restrict scales, __global const Element *restrict signs, FAULT,
                          const int message,
                          const long x_start, const long x_matrix, const int x_row, const int x_column,
                          const long out_start, const long out_matrix, const int out_row, const int out_column,
                          const long sign_start, const long sign_matrix, const int sign_row, const int sign_column,
-                         const int keep, const int symmetric, const int scaling, const int signed_by,
+                         const int keep, const int hermitian, const int scaling, const int conjugated, const int signed_by,
                          const int rows, const int columns, const long total, const long each) {
     const long first = get_group_id(0) * each, last = MIN(first + each, total);
     int finite = 1;
@@ -68,20 +72,27 @@ __kernel GROUP void move(__global const T *restrict x, __global OUT_T *restrict 
         const ACC scale = scaling ? scales[g] : 1;
         const long sign = sign_start + g * sign_matrix + (long)i * sign_row;
         for (int j = get_local_id(0); j < columns; j += WG) {
-            ACC v = 0;
+            Element v = (Element)0;
             const int kept = keep == 0 || (keep < 0 ? j <= i : j >= i);
             if (kept) v = LOAD(x, from + (long)i * x_row + (long)j * x_column);
             finite &= IS_FINITE(v);
-            if (symmetric) v = (v + LOAD(x, from + (long)j * x_row + (long)i * x_column)) * (ACC)0.5;
+            if (hermitian) {
+                const Element other = LOAD(x, from + (long)j * x_row + (long)i * x_column);
+                v = (v + CONJUGATE(other)) * (ACC)0.5;
+            }
             if (scaling) v = scaling > 0 ? v * scale : v / scale;
-            if (kept && signed_by && signs[sign + (long)j * sign_column] < 0) v = -v;
+            if (conjugated) v = CONJUGATE(v);
+            if (kept && signed_by) {
+                const Element s = signs[sign + (long)j * sign_column];
+                v = turned_by(v, signed_by > 0 ? s : CONJUGATE(s));
+            }
             STORE(out, to + (long)j * out_column, v);
         }
     }
     if (message >= 0 && !finite) note_matrix(fault, call, message);
 }
 
-__kernel GROUP void subtract(__global ACC *restrict c, __global const ACC *restrict p, const long c_start,
+__kernel GROUP void subtract(__global Element *restrict c, __global const Element *restrict p, const long c_start,
                              const long c_matrix, const int c_row, const int rows, const int columns,
                              const long total, const long each) {
     const long first = get_group_id(0) * each, last = MIN(first + each, total);
@@ -92,12 +103,12 @@ __kernel GROUP void subtract(__global ACC *restrict c, __global const ACC *restr
 }
 
 // The diagonal is that of m divided by `diagonal`; if that is 0, it is 1. First, rows are exchanged as pivots say.
-__kernel GROUP void substitute(__global const ACC *restrict m, __global ACC *b, __global const int *restrict pivots,
+__kernel GROUP void substitute(__global const Element *restrict m, __global Element *b, __global const int *restrict pivots,
                                const long m_start, const long m_matrix, const int m_row, const int m_column,
                                const long b_start, const long b_matrix, const int b_row,
                                const int pivot_start, const int pivot_matrix,
                                const int width, const int columns, const int chunks, const int upward,
-                               const int diagonal) {
+                               const int diagonal, const int conjugated) {
     const size_t g = get_group_id(0) / chunks;
     const int begin = get_group_id(0) % chunks * CHUNK, end = MIN(begin + CHUNK, columns);
     const int me = begin + get_local_id(0);
@@ -106,40 +117,46 @@ __kernel GROUP void substitute(__global const ACC *restrict m, __global ACC *b, 
     if (pivot_matrix)
         for (int j = 0; j < width; j++) {
             const long place = pivots[g * pivot_matrix + pivot_start + j];
-            __global ACC *row = b + (long)j * b_row, *other = b + place * b_row;
+            __global Element *row = b + (long)j * b_row, *other = b + place * b_row;
             if (row != other)
                 for (int c = me; c < end; c += WG) {
-                    const ACC v = row[c];
+                    const Element v = row[c];
                     row[c] = other[c];
                     other[c] = v;
                 }
         }
     for (int t = 0; t < width; t++) {
         const int i = upward ? width - 1 - t : t;
-        __global ACC *restrict row = b + (long)i * b_row;
+        __global Element *restrict row = b + (long)i * b_row;
         for (int s = 0; s < t; s++) {
             const int j = upward ? width - 1 - s : s;
-            const ACC factor = m[(long)i * m_row + (long)j * m_column];
-            __global const ACC *restrict other = b + (long)j * b_row;
-            for (int c = me; c < end; c += WG) row[c] -= factor * other[c];
+            const Element given = m[(long)i * m_row + (long)j * m_column];
+            const Element factor = conjugated ? CONJUGATE(given) : given;
+            __global const Element *restrict other = b + (long)j * b_row;
+            for (int c = me; c < end; c += WG) row[c] -= TIMES(factor, other[c]);
         }
         if (diagonal) {
-            const ACC pivot = m[(long)i * (m_row + m_column)] / diagonal;
-            for (int c = me; c < end; c += WG) row[c] = row[c] / pivot;
+            const Element given = m[(long)i * (m_row + m_column)] / (ACC)diagonal;
+            const Element pivot = conjugated ? CONJUGATE(given) : given;
+            for (int c = me; c < end; c += WG) row[c] = OVER(row[c], pivot);
         }
     }
 }
 
-__kernel GROUP void find_signs(__global const ACC *restrict x, __global ACC *restrict signs, const int rows,
+__kernel GROUP void find_signs(__global const Element *restrict x, __global Element *restrict signs, const int rows,
                                const int columns, const int chunks) {
     const size_t g = get_group_id(0) / chunks;
     const int c = get_group_id(0) % chunks * WG + get_local_id(0);
     if (c >= columns) return;
-    ACC least = 0, largest = 0;
+    Element found = (Element)0;
+    ACC largest = 0;
     for (long i = 0; i < rows; i++) {
-        const ACC v = x[(g * rows + i) * columns + c];
-        least = MIN(least, v);
-        largest = MAX(largest, v);
+        const Element v = x[(g * rows + i) * columns + c];
+        const ACC size = SQUARE(v);
+        if (size > largest) {
+            largest = size;
+            found = v;
+        }
     }
-    signs[g * columns + c] = -least > largest ? -1 : 1;
+    signs[g * columns + c] = found;
 }

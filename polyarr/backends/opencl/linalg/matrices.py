@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.elementwise import elementwise
 from polyarr.backends.opencl.gemm.matmul import matmul
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, view, window
+from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, spec_of, swapped, view, window
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.backends.opencl.runtime.source import SCALARS
-from polyarr.core.spec import Spec
+from polyarr.core.spec import COMPLEX, Spec, real_of
 
 INT32 = np.dtype("int32")
 GROUP = {"cpu": 1, "gpu": 128}  # work-items that share a matrix
@@ -42,7 +43,7 @@ class Call:
     """A call of a decomposition: workspace in the dtype of arithmetic, kernels on it, and faults of the matrix x.
 
     Attributes:
-        acc: The dtype of arithmetic, float32 or float64.
+        acc: The dtype of elements in arithmetic: float32, float64, complex64 or complex128.
         count: The number of matrices.
         fault: Arguments with which kernels note a fault.
         not_finite, singular: Numbers of the messages of errors about x.
@@ -51,7 +52,8 @@ class Call:
     def __init__(self, device: Device, op: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.device, self.dtype, self.kind = device, dtype, device.geometry.kind
         self.group, self.panel = GROUP[self.kind], PANEL[self.kind]
-        self.acc, self.count = SCALARS[types(dtype)["ACC"]], prod(shape[:-2])
+        self.acc = dtype if dtype in COMPLEX else SCALARS[types(dtype)["ACC"]]
+        self.count = prod(shape[:-2])
         self.fault = device.faults.call()
         self._given = f"{op}: x is {Spec(shape, dtype)}"
         self.not_finite = self.message(" and holds nan or infinity; it must be finite")
@@ -71,6 +73,10 @@ class Call:
     def empty(self, *shape: int) -> Buffer:
         """Return an uninitialized workspace: for each matrix an array of this shape."""
         return self.device.empty(Spec((self.count, *shape), self.acc))
+
+    def reals(self, *shape: int) -> Buffer:
+        """Return an uninitialized workspace of real numbers."""
+        return self.device.empty(Spec((self.count, *shape), real_of(self.acc)))
 
     def zeros(self, *shape: int) -> Buffer:
         """Return a workspace of zeros."""
@@ -94,15 +100,16 @@ class Call:
 
     def scales(self, x: Buffer) -> Buffer:
         """Return powers of two that scale the largest magnitude of each matrix of a dense x to about 1."""
-        found, program = self.empty(), self._mover(x.dtype, self.acc)
+        found, program = self.reals(), self._mover(x.dtype, self.acc)
         program.measure(
             *self.per_matrix(), x.memory, found.memory, *self.fault, self.not_finite, prod(x.shape[1:])
         )  # fmt: skip
         return found
 
     def move(
-        self, target: Buffer, source: Buffer, *, keep: int = EVERYTHING, symmetric: bool = False,
-        scales: Buffer | None = None, divide: bool = False, signs: Buffer | None = None, message: int = -1,
+        self, target: Buffer, source: Buffer, *, keep: int = EVERYTHING, hermitian: bool = False,
+        scales: Buffer | None = None, divide: bool = False, conjugate: bool = False, signs: Buffer | None = None,
+        back: bool = False, message: int = -1,
     ) -> Buffer:  # fmt: skip
         """Copy matrices, and return target, a view of the same shape (matrices, rows, columns).
 
@@ -110,20 +117,23 @@ class Call:
             target: Where to.
             source: Where from.
             keep: EVERYTHING, or the triangle LOWER or UPPER; the rest of target becomes 0.
-            symmetric: Whether the symmetric part is copied.
+            hermitian: Whether the Hermitian part is copied.
             scales: A factor for each matrix.
             divide: Whether scales are divisors.
-            signs: Array of the same shape: elements change sign where it is negative.
+            conjugate: Whether elements are conjugated.
+            signs: Array of the same shape: elements are multiplied by its signs, for complex numbers their phases.
+            back: Whether the conjugates of these are the factors.
             message: Number of the error for elements that are not finite; -1 for none.
         """
         if not target.size:
             return target
         work, group, total = self._by_rows(target.shape[1])
         scaling, signs_at = 0 if scales is None else -1 if divide else 1, signs or target
+        signed_by = 0 if signs is None else -1 if back else 1
         self._mover(source.dtype, target.dtype).move(
             work, group, source.memory, target.memory, (scales or target).memory, signs_at.memory, *self.fault, message,
             source.offset, *source.strides, target.offset, *target.strides, signs_at.offset, *signs_at.strides,
-            keep, int(symmetric), scaling, int(signs is not None), *target.shape[1:], *total,
+            keep, int(hermitian), scaling, int(conjugate), signed_by, *target.shape[1:], *total,
         )  # fmt: skip
         return target
 
@@ -145,6 +155,10 @@ class Call:
         self.move(ones, view(one, ones.shape, (0, 0, 0), 0))
         return target
 
+    def adjoint(self, x: Buffer) -> Buffer:
+        """Return the conjugate transpose of matrices; a view if they are real."""
+        return elementwise.conj(self.device, spec_of(swapped(x)), swapped(x))
+
     def subtract_product(self, c: Buffer, x: Buffer, y: Buffer) -> None:
         """Subtract x @ y from c, a view of matrices with contiguous rows."""
         if not c.size:
@@ -155,8 +169,9 @@ class Call:
         program.subtract(work, group, c.memory, p.memory, c.offset, *c.strides[:2], *c.shape[1:], *total)
 
     def substitute(
-        self, m: Buffer, b: Buffer, *, upward: bool = False, divisor: int = 1, pivots: Buffer | None = None
-    ) -> None:
+        self, m: Buffer, b: Buffer, *, upward: bool = False, divisor: int = 1, conjugate: bool = False,
+        pivots: Buffer | None = None,
+    ) -> None:  # fmt: skip
         """Replace b by the solution of m y = b.
 
         Args:
@@ -164,6 +179,7 @@ class Call:
             b: Matrices with contiguous rows, at least as many as m has.
             upward: Whether the last row is solved first.
             divisor: Divides the diagonal of m. 0 for a diagonal of ones, which is not read.
+            conjugate: Whether m is conjugated.
             pivots: Rows of b that are exchanged with each other first: j with pivots[:, j].
         """
         columns, exchanges = b.shape[2], pivots or m
@@ -173,10 +189,11 @@ class Call:
         program.substitute(
             *self.per_matrix(chunks), *memories, m.offset, *m.strides, b.offset, *b.strides[:2],
             exchanges.offset, exchanges.strides[0] if pivots else 0, m.shape[1], columns, chunks, int(upward), divisor,
+            int(conjugate),
         )  # fmt: skip
 
     def signs(self, x: Buffer) -> Buffer:
-        """Return -1 for each column whose element of largest magnitude is negative, else 1; x is dense."""
+        """Return the element of largest magnitude of each column; x is dense."""
         found, chunks = self.empty(x.shape[2]), -(-x.shape[2] // self.group)
         program = self._mover(self.acc, self.acc)
         program.find_signs(*self.per_matrix(chunks), x.memory, found.memory, *x.shape[1:], chunks)
@@ -192,13 +209,18 @@ def _one(device: Device, dtype: np.dtype) -> Buffer:
 
 
 def _program(device: Device, stem: str, acc: np.dtype, group: int, *macros: tuple[str, Any]) -> Program:
-    return device.build(stem, **{"ACC": types(acc)["ACC"], "WG": group, **dict(macros)})
+    return device.build(stem, **{**_arithmetic(acc), "WG": group, **dict(macros)})
+
+
+def _arithmetic(dtype: np.dtype) -> dict[str, Any]:
+    """Return the macros of elements.cl."""
+    return {"ACC": types(real_of(dtype))["ACC"], "COMPLEX": int(dtype in COMPLEX)}
 
 
 def _mover(device: Device, source: np.dtype, target: np.dtype, group: int) -> Program:
     """Return the program of matrices.cl that moves from one dtype to the other; both have the same arithmetic."""
-    read, written, kind = types(source), types(target), device.geometry.kind
+    read, written, kind, macros = types(source), types(target), device.geometry.kind, _arithmetic(source)
     return device.build(
-        "matrices", T=read["T"], LOAD=read["LOAD"], OUT_T=written["T"], STORE=written["STORE"], ACC=read["ACC"],
-        MAX_SCALE=MAX_SCALE[read["ACC"]], WG=group, CHUNK=CHUNK[kind],
+        "matrices", T=read["T"], LOAD=read["LOAD"], OUT_T=written["T"], STORE=written["STORE"], **macros,
+        MAX_SCALE=MAX_SCALE[macros["ACC"]], WG=group, CHUNK=CHUNK[kind],
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """QR decomposition by Householder reflections, in panels of columns.
 
-The reflections of a panel, with vectors v, are one product: I - v t v^T, where t^-1 is the upper triangle of v^T v with
+The reflections of a panel, with vectors v, are one product: I - v t v^H, where t^-1 is the upper triangle of v^H v with
 half of its diagonal. So matrix products and triangular systems apply them.
 
 Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee 2006, doi:10.1145/1141885.1141886
@@ -9,7 +9,7 @@ Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee 2006, doi:10.1145/11
 from polyarr.backends.opencl.gemm.matmul import matmul
 from polyarr.backends.opencl.linalg.matrices import UPPER, Call, block, diagonal, matrices_of
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, swapped
+from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.spec import Spec
 
 
@@ -24,12 +24,12 @@ def qr(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buffe
     multiply(call, v, q)
     return (
         call.store(out[0], q, signs=diagonal(w, True)),
-        call.store(out[1], r, keep=UPPER, signs=diagonal(r, False)),
+        call.store(out[1], r, keep=UPPER, signs=diagonal(r, False), back=True),
     )
 
 
 def factorize(call: Call, w: Buffer) -> Buffer:
-    """Write R, whose diagonal may be negative, into the upper triangle of w; return the vectors of the reflections.
+    """Write R, whose diagonal may have any signs, into the upper triangle of w; return the vectors of the reflections.
 
     w and the vectors are dense (matrices, rows, columns), with at least as many rows as columns.
     """
@@ -60,8 +60,8 @@ def _panels(call: Call, n: int) -> list[tuple[int, int]]:
 
 def _reflect(call: Call, v: Buffer, c: Buffer, *, last_first: bool) -> None:
     """Apply the reflections of a panel to c, the last one first or the first one first."""
-    width = v.shape[2]
-    gram = matmul(call.device, Spec((call.count, width, width), v.dtype), swapped(v), v)
-    inner = matmul(call.device, Spec((call.count, width, c.shape[2]), v.dtype), swapped(v), c)
+    width, adjoint = v.shape[2], call.adjoint(v)
+    gram = matmul(call.device, Spec((call.count, width, width), v.dtype), adjoint, v)
+    inner = matmul(call.device, Spec((call.count, width, c.shape[2]), v.dtype), adjoint, c)
     call.substitute(gram, inner, upward=last_first, divisor=2)
     call.subtract_product(c, v, inner)
