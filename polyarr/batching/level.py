@@ -377,8 +377,10 @@ class Level:
     # ---- kernels -----------------------------------------------------------------------------------------------
 
     def kernel(self, op: Op, inner: Backend) -> Any:
-        """Return the kernel of an op on arrays over `inner`; None if its decomposition serves."""
+        """Return the kernel of an op on arrays over `inner`; None if its decomposition serves, or `inner` lacks it."""
         rule = self.rules.of.get(op)
+        if op.group and op.decomposition is None and op not in inner.kernels:
+            return None
         if op.decomposition is None:
             return partial(self._run, op, rule or self.rules.fallback, inner)
         if rule is None:
