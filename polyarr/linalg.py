@@ -1,8 +1,8 @@
 """Linear algebra: the extension `linalg` of the array API standard 2025.12.
 
 Functions that need a decomposition run on backends that offer the group linalg (`polyarr ops` lists them); the others
-run on every backend. polyarr.linalg.qr is a function of this file that calls the op polyarr.ops.qr; the others are
-alike.
+run on every backend. eig and eigvals compute on the host where a backend lacks the group eig. polyarr.linalg.qr is a
+function of this file that calls the op polyarr.ops.qr; the others are alike.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.names import answering
-from polyarr.core.spec import float32, int64, shown
+from polyarr.core.spec import float32, int64, real_of, shown
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
-from polyarr.ops.decompositions import identity, product, significant
+from polyarr.ops.decompositions import EIG, adjoint, identity, product, significant
 from polyarr.ops.linalg import diagonal
 from polyarr.ops.validation import check_array, whole
 
@@ -23,7 +24,9 @@ __all__ = [
     "cross",
     "det",
     "diagonal",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "inv",
     "matmul",
@@ -43,6 +46,13 @@ __all__ = [
     "vecdot",
     "vector_norm",
 ]
+
+
+class Eig(NamedTuple):
+    """Result of eig: the eigenvalues and the eigenvectors, as columns."""
+
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class Eigh(NamedTuple):
@@ -78,10 +88,12 @@ class SVD(NamedTuple):
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
-    """Return the lower triangle L with L L^T = x, or the upper triangle U with U^T U = x.
+    """Return the lower triangle L with L L^H = x, or the upper triangle U with U^H U = x.
+
+    x^H is the conjugate transpose; for a real x, this is x^T, and a Hermitian matrix is symmetric.
 
     Args:
-        x: Floating-point array (..., n, n); its symmetric part (x + x^T) / 2 is decomposed.
+        x: Floating-point or complex array (..., n, n); its Hermitian part (x + x^H) / 2 is decomposed.
         upper: Whether to return U.
 
     Returns:
@@ -97,20 +109,20 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
         Array([[2., 0.],
                [1., 2.]], float32, 'numpy')
 
-    Gradients: x, symmetric
+    Gradients: x, Hermitian
     """
     found = ops.cholesky(x)
-    return ops.matrix_transpose(found) if upper else found
+    return adjoint(found) if upper else found
 
 
 def eigh(x: Array, /) -> Eigh:
-    """Return the eigenvalues and eigenvectors of a symmetric matrix.
+    """Return the eigenvalues and eigenvectors of a Hermitian matrix, which if it is real is a symmetric one.
 
     Args:
-        x: Floating-point array (..., n, n); its symmetric part (x + x^T) / 2 is decomposed.
+        x: Floating-point or complex array (..., n, n); its Hermitian part (x + x^H) / 2 is decomposed.
 
     Returns:
-        Eigh (eigenvalues, eigenvectors) of shapes (..., n), ascending, and (..., n, n), as columns.
+        Eigh (eigenvalues, eigenvectors) of shapes (..., n), ascending and real, and (..., n, n), as columns.
 
     Raises:
         ShapeError: x is not square.
@@ -121,16 +133,74 @@ def eigh(x: Array, /) -> Eigh:
         >>> pa.linalg.eigh(pa.asarray([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
         Array([1., 2.], float32, 'numpy')
 
-    Gradients: x, symmetric; the choice of eigenvectors of equal eigenvalues has none
+    Gradients: x, Hermitian; the choice of eigenvectors of equal eigenvalues has none
     """
     return Eigh(*ops.eigh(x))
+
+
+def eig(x: Array, /) -> Eig:
+    """Return the eigenvalues and eigenvectors of a square matrix. Only the NumPy backend computes them.
+
+    On other backends x is copied to the host, and the results come back, which pa.transfers() counts; in functions that
+    pa.compile captured there, that is an error. Every eigenvector has norm 1, and its element of the largest magnitude
+    is positive.
+
+    Args:
+        x: Floating-point or complex array (..., n, n).
+
+    Returns:
+        Eig (eigenvalues, eigenvectors) of complex arrays (..., n) and (..., n, n), as columns. The eigenvalues are
+        ascending: by their real parts, where these are equal by their imaginary parts.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.eig(pa.asarray([[0.0, 1.0], [-1.0, 0.0]])).eigenvalues
+        Array([0.-1.j, 0.+1.j], complex64, 'numpy')
+
+    Gradients: x, where the eigenvalues are distinct
+    """
+    w, v = ops.eig(_where_eig_is("eig", x))
+    return Eig(w.to(x.backend), v.to(x.backend))
+
+
+def eigvals(x: Array, /) -> Array:
+    """Return the eigenvalues of a square matrix. Only the NumPy backend computes them, as in eig.
+
+    Args:
+        x: Floating-point or complex array (..., n, n).
+
+    Returns:
+        Complex array (..., n) of the precision of x, in the order of eig.
+
+    Raises:
+        ShapeError: x is not square.
+        MatrixError: x is not finite.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.eigvals(pa.asarray([[2.0, 1.0], [0.0, 1.0]]))
+        Array([1.+0.j, 2.+0.j], complex64, 'numpy')
+
+    Gradients: x, where the eigenvalues are distinct
+    """
+    return ops.eigvals(_where_eig_is("eigvals", x)).to(x.backend)
+
+
+def _where_eig_is(op: str, x: Array) -> Array:
+    """Return x on its backend if that offers the group eig, else on the NumPy backend."""
+    check_array(op, "x", x)
+    return x.to("numpy") if offer(x.backend, EIG) == NOT_OFFERED else x
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangle R with a nonnegative diagonal such that x = Q R.
 
     Args:
-        x: Floating-point array (..., m, n); k is the smaller of m and n.
+        x: Floating-point or complex array (..., m, n); k is the smaller of m and n.
         mode: "reduced" or "complete".
 
     Returns:
@@ -154,7 +224,7 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QR:
     m, n = _lengths("qr", x)
     q, r = ops.qr(x if m >= n else x[..., :m])
     if m < n:
-        r = ops.concat([r, product(ops.matrix_transpose(q), x[..., m:])], axis=-1)
+        r = ops.concat([r, product(adjoint(q), x[..., m:])], axis=-1)
     if mode == "complete" and m > n:
         q = _completed(q)
         r = ops.concat([r, ops.zeros_like(x[..., n:, :])], axis=-2)
@@ -165,12 +235,12 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
     """Return the singular value decomposition x = U diag(S) Vh.
 
     Args:
-        x: Floating-point array (..., m, n); k is the smaller of m and n.
+        x: Floating-point or complex array (..., m, n); k is the smaller of m and n.
         full_matrices: Whether U and Vh are square.
 
     Returns:
         SVD (U, S, Vh) of shapes (..., m, m), (..., k) and (..., n, n); without full_matrices (..., m, k), (..., k) and
-        (..., k, n). S is descending.
+        (..., k, n). S is real and descending.
 
     Raises:
         ShapeError: x has fewer than two axes.
@@ -185,7 +255,7 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
     """
     u, s, vh = ops.svd(x)
     if full_matrices:
-        u, vh = _completed(u), ops.matrix_transpose(_completed(ops.matrix_transpose(vh)))
+        u, vh = _completed(u), adjoint(_completed(adjoint(vh)))
     return SVD(u, s, vh)
 
 
@@ -218,8 +288,8 @@ def solve(x1: Array, x2: Array, /) -> Array:
     """Return the solution y of x1 y = x2.
 
     Args:
-        x1: Floating-point array (..., n, n).
-        x2: Floating-point array (n,), one vector for all matrices, or (..., n, k). The leading axes broadcast.
+        x1: Floating-point or complex array (..., n, n).
+        x2: Floating-point or complex array (n,), one vector for all matrices, or (..., n, k). Leading axes broadcast.
 
     Returns:
         Array (..., n) or (..., n, k) of the promoted dtype.
@@ -243,10 +313,10 @@ def slogdet(x: Array, /) -> Slogdet:
     """Return the sign of the determinant and the logarithm of its absolute value; 0 and -inf for a singular matrix.
 
     Args:
-        x: Floating-point array (..., n, n).
+        x: Floating-point or complex array (..., n, n).
 
     Returns:
-        Slogdet (sign, logabsdet) of arrays (...).
+        Slogdet (sign, logabsdet) of arrays (...); a complex sign is the determinant divided by its absolute value.
 
     Raises:
         ShapeError: x is not square.
@@ -257,7 +327,7 @@ def slogdet(x: Array, /) -> Slogdet:
         >>> pa.linalg.slogdet(pa.asarray([[2.0, 0.0], [0.0, -1.0]])).sign
         Array(-1., float32, 'numpy')
 
-    Gradients: x, through the logarithm, unless the determinant is 0
+    Gradients: x, through the logarithm and a complex sign, unless the determinant is 0
     """
     return Slogdet(*ops.slogdet(x))
 
@@ -266,7 +336,7 @@ def pinv(x: Array, /, *, rtol: Any = None) -> Array:
     """Return the pseudo-inverse of x.
 
     Args:
-        x: Floating-point array (..., m, n).
+        x: Floating-point or complex array (..., m, n).
         rtol: Number, or array that broadcasts to (...): singular values of at most rtol times the largest count as 0.
             None for max(m, n) times the eps of the dtype.
 
@@ -292,7 +362,7 @@ def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
     """Return the rank: the number of singular values greater than rtol times the largest.
 
     Args:
-        x: Floating-point array (..., m, n).
+        x: Floating-point or complex array (..., m, n).
         rtol: Number, or array that broadcasts to (...); None for max(m, n) times the eps of the dtype.
 
     Returns:
@@ -317,14 +387,14 @@ def _tolerance(op: str, x: Array, rtol: Any) -> Any:
     lengths = _lengths(op, x)
     if rtol is None:
         return max(lengths) * float(finfo(x.dtype).eps)
-    return rtol.astype(x.dtype) if isinstance(rtol, Array) else rtol
+    return rtol.astype(real_of(x.dtype)) if isinstance(rtol, Array) else rtol
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """Return the n-th power of a matrix; for a negative n, of its inverse.
 
     Args:
-        x: Floating-point array (..., m, m).
+        x: Floating-point or complex array (..., m, m).
         n: Int.
 
     Returns:
@@ -363,14 +433,14 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
     """Return a norm of matrices.
 
     Args:
-        x: Floating-point array (..., m, n).
+        x: Floating-point or complex array (..., m, n).
         keepdims: Whether the reduced axes stay, with length 1.
         ord: "fro" for the root of the sum of squares, "nuc" for the sum of the singular values, 2 and -2 for the
             largest and smallest singular value, 1 and -1 for the largest and smallest sum of magnitudes of a column,
             inf and -inf of a row.
 
     Returns:
-        Array (...), or (..., 1, 1) with keepdims, of the dtype of x.
+        Real array (...), or (..., 1, 1) with keepdims, of the precision of x.
 
     Raises:
         ShapeError: x has fewer than two axes, or there is no element to choose from.
@@ -426,8 +496,8 @@ def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     """Return the cross product of vectors of three elements.
 
     Args:
-        x1: Integer or floating-point array of length 3 along axis.
-        x2: Integer or floating-point array of length 3 along axis, promoted with x1, that broadcasts against it.
+        x1: Integer, floating-point or complex array of length 3 along axis.
+        x2: Integer, floating-point or complex array of length 3 along axis, promoted with x1; they broadcast.
         axis: Axis of the vectors.
 
     Returns:

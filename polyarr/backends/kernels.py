@@ -416,31 +416,36 @@ def random_bits(lib: Library, out: Spec, key: int, counter: int, like: Any, *, s
 
 
 def of_matrices(
-    lib: Library, op: Op, fn: Callable, required: str = "", empty: tuple[float, ...] = (0.0,) * 3
-) -> Callable:
-    """Make a kernel from a function of matrices; raise MatrixError if the library raises an error or returns nan.
+    lib: Library, op: Op, fn: Callable, required: str = "", lacks: Callable | None = None,
+    empty: tuple[float, ...] = (0.0,) * 3,
+) -> Callable:  # fmt: skip
+    """Make a kernel from a function of matrices; raise MatrixError where the library raises an error.
 
     Args:
         lib: The library.
         op: The op, for errors.
         fn: (lib, x, *more) -> array or tuple of arrays.
         required: Condition on x for a result to exist; "" if every finite x has one.
+        lacks: (lib, x) -> whether some x does not meet it. Called if results are not finite, because a library may
+            return nan instead of raising an error. None: such results always tell so.
         empty: Results for matrices without elements.
     """
     raised = getattr(lib.linalg, "LinAlgError", np.linalg.LinAlgError)
+    named = {native: dtype for dtype, native in lib.native.items()}
 
     def parts(outs: tuple, x: Any, more: tuple) -> Any:
         if 0 in x.shape or not outs[0].size:
             return [lib.full(o.shape, empty[i], dtype=lib.native[o.dtype]) for i, o in enumerate(outs)]
-        given = f"{op.name}: x is {Spec(tuple(x.shape), outs[0].dtype)}"
+        given = f"{op.name}: x is {Spec(tuple(x.shape), named[x.dtype])}"
         if not are_finite(lib, x):
             raise MatrixError(f"{given} and holds nan or infinity; it must be finite")
+        x = lib.widened(x)
         try:
-            found = fn(lib, *[lib.widened(a) for a in (x, *more)])
+            found = fn(lib, x, *[lib.widened(a) for a in more])
         except raised as error:
             raise MatrixError(f"{given}; it must {required or 'be of moderate size'}") from error
         found = found if isinstance(found, tuple) else (found,)
-        if required and are_finite(lib, *more) and not are_finite(lib, *found):
+        if required and not are_finite(lib, *found) and (lacks is None or lacks(lib, x)):
             raise MatrixError(f"{given}; it must {required}")
         return [lib.cast(a, o.dtype) for a, o in zip(found, outs, strict=True)]
 
@@ -455,46 +460,69 @@ def are_finite(lib: Library, *arrays: Any) -> bool:
     return all(bool(lib.all(lib.isfinite(lib.widened(a)))) for a in arrays)
 
 
-def symmetric(lib: Library, x: Any) -> Any:
-    """Return the symmetric part of x."""
-    return (x + lib.matrix_transpose(x)) * 0.5
+def is_singular(lib: Library, x: Any) -> bool:
+    """Return whether a matrix has the determinant 0. Waits for it."""
+    return bool(lib.any(lib.linalg.slogdet(x)[0] == 0))
 
 
-def signed_columns(lib: Library, x: Any) -> Any:
-    """Return a mask of the columns whose element of largest magnitude is negative."""
-    return -lib.min(x, axis=-2, keepdims=True) > lib.max(x, axis=-2, keepdims=True)
+def adjoint(lib: Library, x: Any) -> Any:
+    """Return the conjugate transpose of x."""
+    return conjugate(lib, lib.matrix_transpose(x))
+
+
+def conjugate(lib: Library, x: Any) -> Any:
+    """Return the complex conjugate of x; a real x itself."""
+    return lib.conj(x) if x.dtype in lib.complex else x
+
+
+def hermitian(lib: Library, x: Any) -> Any:
+    """Return the Hermitian part of x."""
+    return (x + adjoint(lib, x)) * 0.5
+
+
+def phases(lib: Library, x: Any) -> Any:
+    """Return x / |x|, and 1 where x is 0: the signs of real numbers."""
+    return lib.where(x == 0, lib.ones_like(x), lib.sign(x))
+
+
+def column_phases(lib: Library, x: Any) -> Any:
+    """Return the phase of each column's element of largest magnitude."""
+    largest = lib.argmax(lib.abs(x), axis=-2, keepdims=True)
+    is_largest = lib.reshape(lib.arange(x.shape[-2]), (-1, 1)) == largest
+    return phases(lib, lib.sum(lib.where(is_largest, x, lib.zeros_like(x)), axis=-2, keepdims=True))
 
 
 def eigh(lib: Library, x: Any) -> tuple:
-    """Return the library's eigenvectors, with the sign convention of ops.eigh."""
-    w, v = lib.linalg.eigh(symmetric(lib, x))
-    return w, lib.where(signed_columns(lib, v), -v, v)
+    """Return the library's eigenvectors, with the phases of ops.eigh."""
+    w, v = lib.linalg.eigh(hermitian(lib, x))
+    return w, v * conjugate(lib, column_phases(lib, v))
 
 
 def qr(lib: Library, x: Any) -> tuple:
-    """Return the library's factors, with a non-negative diagonal of R."""
+    """Return the library's factors, with a nonnegative diagonal of R."""
     q, r = lib.linalg.qr(x)
-    turned = (lib.linalg.diagonal(r) < 0)[..., None, :]
-    return lib.where(turned, -q, q), lib.triu(lib.where(lib.matrix_transpose(turned), -r, r))  # 0 below, not -0
+    turns = phases(lib, lib.linalg.diagonal(r))[..., None, :]
+    r = r * adjoint(lib, turns)
+    return q * turns, lib.where(lib.tril(lib.ones_like(r), k=-1) != 0, lib.zeros_like(r), r)  # 0 below, not -0
 
 
 def svd(lib: Library, x: Any) -> tuple:
-    """Return the library's factors, with the sign convention of ops.svd."""
+    """Return the library's factors, with the phases of ops.svd."""
     u, s, vh = lib.linalg.svd(x, full_matrices=False)
-    turned = signed_columns(lib, u)
-    return lib.where(turned, -u, u), s, lib.where(lib.matrix_transpose(turned), -vh, vh)
+    turns = column_phases(lib, u)
+    return u * conjugate(lib, turns), s, vh * lib.matrix_transpose(turns)
 
 
 LINALG: dict[Op, tuple] = {  # op -> arguments of of_matrices from `fn` on
-    ops.cholesky: (lambda lib, x: lib.linalg.cholesky(symmetric(lib, x)), "be positive definite"),
+    ops.cholesky: (lambda lib, x: lib.linalg.cholesky(hermitian(lib, x)), "be positive definite"),
     ops.eigh: (eigh,),
     ops.qr: (qr,),
     ops.svd: (svd,),
-    ops.slogdet: (lambda lib, x: lib.linalg.slogdet(x), "", (1.0, 0.0)),
-    ops.solve: (lambda lib, x, b: lib.linalg.solve(x, b), "have an inverse"),
-    ops.inv: (lambda lib, x: lib.linalg.inv(x), "have an inverse"),
-    ops.det: (lambda lib, x: lib.linalg.det(x), "", (1.0,)),
-    ops.eigvalsh: (lambda lib, x: lib.linalg.eigvalsh(symmetric(lib, x)),),
+    ops.slogdet: (lambda lib, x: lib.linalg.slogdet(x), "", None, (1.0, 0.0)),
+    ops.solve: (lambda lib, x, b: lib.linalg.solve(x, b), "have an inverse", is_singular),
+    ops.inv: (lambda lib, x: lib.linalg.inv(x), "have an inverse", is_singular),
+    ops.det: (lambda lib, x: lib.linalg.det(x), "", None, (1.0,)),
+    ops.eigvalsh: (lambda lib, x: lib.linalg.eigvalsh(hermitian(lib, x)),),
     ops.svdvals: (lambda lib, x: lib.linalg.svdvals(x),),
 }
 

@@ -250,7 +250,7 @@ PRIMITIVES: dict[Op, Rule] = {
     ops.take: take,
     ops.scatter: scattered,
     ops.scatter_add: scattered,
-    **dict.fromkeys((ops.cholesky, ops.eigh, ops.qr, ops.svd, ops.slogdet, ops.solve), matrices),
+    **dict.fromkeys((ops.cholesky, ops.eigh, ops.eig, ops.qr, ops.svd, ops.slogdet, ops.solve), matrices),
 }
 
 

@@ -409,8 +409,8 @@ _INSTEAD_IN_COMPILE = {
     "there is one mode, and POLYARR_CUDA_MEMORY=1 for CUDA graphs": "mode options",
     "a function runs on the backend of its arrays": "backend device",
 }
-_IN_LINALG = """cholesky cross det eigh eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet solve svd
-svdvals trace vector_norm"""
+_IN_LINALG = """cholesky cross det eig eigh eigvals eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet
+solve svd svdvals trace vector_norm"""
 _IN_FFT = "fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
 
 

@@ -8,7 +8,9 @@ from polyarr.ops.convolution import (
     conv, conv_input_gradient, conv_product, conv_transpose, conv_weight_gradient, sum_windows, windows,
 )
 from polyarr.ops.create import fill, iota
-from polyarr.ops.decompositions import cholesky, det, eigh, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals
+from polyarr.ops.decompositions import (
+    cholesky, det, eig, eigh, eigvals, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals,
+)
 from polyarr.ops.elementwise import astype, astype_all, complex, imaginary_part, real_part, where
 from polyarr.ops.fourier import dft, dft_of_real, dft_to_real
 from polyarr.ops.head import cross_entropy_and_gradient

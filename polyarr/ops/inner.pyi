@@ -46,7 +46,11 @@ def dft_of_real(x: Array, axis: int = -1, inverse: bool = False, scale: float = 
 @_op
 def dft_to_real(x: Array, n: int, axis: int = -1, inverse: bool = True, scale: float = 1.0) -> Array: ...
 @_op
+def eig(x: Array) -> tuple[Array, Array]: ...
+@_op
 def eigh(x: Array) -> tuple[Array, Array]: ...
+@_op
+def eigvals(x: Array) -> Array: ...
 @_op
 def eigvalsh(x: Array) -> Array: ...
 @_op
@@ -102,8 +106,8 @@ def windows(x: Array, kernel: int | Sequence[int], stride: int | Sequence[int] =
 __all__ = [
 "adamw", "adaptive_mean_pool", "argtopk", "astype", "astype_all", "cholesky", "complex", "concat", "conv",
 "conv_input_gradient", "conv_product", "conv_transpose", "conv_weight_gradient", "cross_entropy_and_gradient",
-"cumulative_sum", "det", "dft", "dft_of_real", "dft_to_real", "eigh", "eigvalsh", "fill", "imaginary_part",
-"interpolate", "inv", "iota", "matrix_product", "max_pool", "mean_pool", "pinv", "qr", "random_bits", "real_part",
-"repeat", "reshape", "sgd", "slice", "slice_update", "slogdet", "solve", "sum_windows", "svd", "svdvals",
-"vector_norm", "where", "windows"
+"cumulative_sum", "det", "dft", "dft_of_real", "dft_to_real", "eig", "eigh", "eigvals", "eigvalsh", "fill",
+"imaginary_part", "interpolate", "inv", "iota", "matrix_product", "max_pool", "mean_pool", "pinv", "qr",
+"random_bits", "real_part", "repeat", "reshape", "sgd", "slice", "slice_update", "slogdet", "solve", "sum_windows",
+"svd", "svdvals", "vector_norm", "where", "windows"
 ]

@@ -1,4 +1,4 @@
-"""Checks of the linalg ops for matrices that are singular, permuted, not finite, or have equal eigenvalues.
+"""Checks of the ops of linalg and eig for matrices that are singular, permuted, not finite, or have equal eigenvalues.
 
 Eigenvectors and singular vectors are not unique, so results are checked in float64 against their defining equations.
 """
@@ -13,12 +13,14 @@ from polyarr import ops, tree
 from polyarr.core.backend import Backend
 from polyarr.core.errors import MatrixError
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS, NARROW
+from polyarr.core.spec import COMPLEX, FLOATS, complex64, complex128, float32, float64
 from polyarr.testing.checks import check, check_forward, label_of
 from polyarr.testing.compare import CheckFailure, values
 from polyarr.testing.strategies import Sample
 from polyarr.testing.tolerance import TABLE
 
+WIDE = {float32: float64, float64: float64, complex64: complex128, complex128: complex128}
+MAX_COMPLEX = 9  # largest length of a complex matrix with special values
 STACK = 40  # matrices in a stack; the last is the one under test
 
 
@@ -61,7 +63,10 @@ def _not_definite() -> Iterator[np.ndarray]:
 
 
 REFUSED: dict[Op, tuple[Callable, ...]] = {
-    op: (_not_finite,) for op in (ops.eigh, ops.qr, ops.svd, ops.slogdet, ops.det, ops.eigvalsh, ops.svdvals, ops.pinv)
+    op: (_not_finite,)
+    for op in (
+        ops.eigh, ops.qr, ops.svd, ops.slogdet, ops.det, ops.eigvalsh, ops.svdvals, ops.pinv, ops.eig, ops.eigvals,
+    )
 }
 REFUSED |= {
     ops.cholesky: (_not_finite, _not_definite),
@@ -139,47 +144,58 @@ def _definite() -> Iterator[np.ndarray]:
         yield turn * np.resize([1.0, 1.0, 2.0], n) @ turn.T
 
 
-def _transpose(a: np.ndarray) -> np.ndarray:
-    return a.swapaxes(-1, -2)
+def _adjoint(a: np.ndarray) -> np.ndarray:
+    return a.swapaxes(-1, -2).conj()
 
 
-def _signs_hold(v: np.ndarray) -> np.ndarray:
-    """Return each column's element of largest magnitude if it is negative, else 0; 0 if two are about as large."""
+def _phases_hold(v: np.ndarray) -> np.ndarray:
+    """Return each column's element of largest magnitude minus its magnitude; 0 if two are about as large."""
     sizes = np.sort(np.abs(v), axis=-2)
     clear = np.ones(v.shape[-1], bool) if v.shape[-2] < 2 else sizes[..., -1, :] > 1.01 * sizes[..., -2, :]
     top = np.take_along_axis(v, np.abs(v).argmax(-2, keepdims=True), -2)[..., 0, :]
-    return np.where(clear & (top < 0), top, 0.0)
+    return np.where(clear, top - np.abs(top), 0.0)
 
 
 Equations = Iterator[tuple[str, np.ndarray, np.ndarray]]  # description, left side, right side
 
 
 def _of_cholesky(x: np.ndarray, low: np.ndarray) -> Equations:
-    yield "L L^T", low @ _transpose(low), (x + _transpose(x)) / 2
+    yield "L L^H", low @ _adjoint(low), (x + _adjoint(x)) / 2
     yield "what lies above the diagonal", np.triu(low, 1), np.zeros_like(low)
     yield "the diagonal's sign", np.sign(np.diagonal(low)), np.ones(low.shape[-1])
 
 
 def _of_eigh(x: np.ndarray, w: np.ndarray, v: np.ndarray) -> Equations:
-    yield "v diag(w) v^T", v * w @ _transpose(v), (x + _transpose(x)) / 2
-    yield "v^T v", _transpose(v) @ v, np.eye(v.shape[-1])
+    yield "v diag(w) v^H", v * w @ _adjoint(v), (x + _adjoint(x)) / 2
+    yield "v^H v", _adjoint(v) @ v, np.eye(v.shape[-1])
     yield "the order of w", w, np.sort(w)
-    yield "the sign of v's columns", _signs_hold(v), np.zeros(v.shape[-1])
+    yield "the phase of v's columns", _phases_hold(v), np.zeros(v.shape[-1])
+
+
+def _of_eig(x: np.ndarray, w: np.ndarray, v: np.ndarray) -> Equations:
+    yield "v diag(w)", v * w, x @ v
+    yield "the norms of v's columns", np.linalg.norm(v, axis=-2), np.ones(v.shape[-1])
+    yield "the phase of v's columns", _phases_hold(v), np.zeros(v.shape[-1])
+
+
+def _of_eigvals(x: np.ndarray, w: np.ndarray) -> Equations:
+    yield "the sum of w", w.sum(), np.trace(x)
+    yield "the sum of squares of w", (w * w).sum(), np.trace(x @ x)
 
 
 def _of_qr(x: np.ndarray, q: np.ndarray, r: np.ndarray) -> Equations:
     yield "q r", q @ r, x
-    yield "q^T q", _transpose(q) @ q, np.eye(q.shape[-1])
+    yield "q^H q", _adjoint(q) @ q, np.eye(q.shape[-1])
     yield "what lies below the diagonal of r", np.tril(r, -1), np.zeros_like(r)
-    yield "what is negative on the diagonal of r", np.minimum(np.diagonal(r), 0), np.zeros(r.shape[-1])
+    yield "what is not positive on the diagonal of r", np.diagonal(r) - np.abs(np.diagonal(r)), np.zeros(r.shape[-1])
 
 
 def _of_svd(x: np.ndarray, u: np.ndarray, s: np.ndarray, vh: np.ndarray) -> Equations:
     yield "u diag(s) vh", u * s @ vh, x
-    yield "u^T u", _transpose(u) @ u, np.eye(u.shape[-1])
-    yield "vh vh^T", vh @ _transpose(vh), np.eye(vh.shape[-2])
+    yield "u^H u", _adjoint(u) @ u, np.eye(u.shape[-1])
+    yield "vh vh^H", vh @ _adjoint(vh), np.eye(vh.shape[-2])
     yield "the order of s", s, np.maximum(np.sort(s)[::-1], 0)
-    yield "the sign of u's columns", _signs_hold(u), np.zeros(u.shape[-1])
+    yield "the phase of u's columns", _phases_hold(u), np.zeros(u.shape[-1])
 
 
 def _of_slogdet(x: np.ndarray, sign: np.ndarray, size: np.ndarray) -> Equations:
@@ -191,14 +207,16 @@ def _of_slogdet(x: np.ndarray, sign: np.ndarray, size: np.ndarray) -> Equations:
 def _of_pinv(x: np.ndarray, y: np.ndarray) -> Equations:
     yield "x y x", x @ y @ x, x
     yield "y x y", y @ x @ y, y
-    yield "x y, transposed", _transpose(x @ y), x @ y
-    yield "y x, transposed", _transpose(y @ x), y @ x
+    yield "(x y)^H", _adjoint(x @ y), x @ y
+    yield "(y x)^H", _adjoint(y @ x), y @ x
 
 
 DEFINED: dict[Op, tuple[tuple[Callable, ...], Callable[..., Equations]]] = {
     ops.cholesky: ((_definite,), _of_cholesky),
     ops.eigh: ((_squares, _degenerate), _of_eigh),
-    ops.eigvalsh: ((_squares, _degenerate), lambda x, w: iter([("w", w, np.linalg.eigvalsh((x + x.T) / 2))])),
+    ops.eigvalsh: ((_squares, _degenerate), lambda x, w: iter([("w", w, np.linalg.eigvalsh((x + _adjoint(x)) / 2))])),
+    ops.eig: ((_squares, _degenerate), _of_eig),
+    ops.eigvals: ((_squares, _degenerate), _of_eigvals),
     ops.qr: ((_squares, _degenerate, _rectangles), _of_qr),
     ops.svd: ((_squares, _degenerate, _rectangles), _of_svd),
     ops.svdvals: ((_squares, _degenerate, _rectangles), lambda x, s: iter([("s", s, np.linalg.svd(x)[1])])),
@@ -218,14 +236,22 @@ def _right_side(x: np.ndarray) -> np.ndarray:
 def check_defined(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that results satisfy their equations for matrices that are singular, permuted or have equal eigenvalues."""
     makers, equations = DEFINED[op]
-    for dtype in (d for d in FLOATS if d in backend.dtypes and d not in NARROW):
-        for host in (x.astype(dtype) for make in makers for x in make()):
-            x = polyarr.asarray(host, device=backend)
-            wide = host.astype(np.float64)
+    for dtype in (d for d in (float32, float64, complex64) if d in backend.dtypes):
+        for host in (x for make in makers for x in make()):
+            if dtype in COMPLEX and max(host.shape) > MAX_COMPLEX:
+                continue
+            x = polyarr.asarray((_with_phases(host) if dtype in COMPLEX else host).astype(dtype), device=backend)
+            wide = x.numpy().astype(WIDE[dtype])
             more = {ops.solve: (polyarr.asarray(_right_side(wide).astype(dtype), device=backend),), ops.pinv: (1e-4,)}
             found = values(label_of(op, backend), op(x, *more.get(op, ())))
-            for what, got, due in equations(wide, *(a.astype(np.float64) for a in found)):
-                _agree(f"{label_of(op, backend)}: of {host.dtype.name}{host.tolist()}"[:200], what, got, due, dtype)
+            for what, got, due in equations(wide, *(a.astype(WIDE[a.dtype]) for a in found)):
+                _agree(f"{label_of(op, backend)}: of {dtype.name}{host.tolist()}"[:200], what, got, due, dtype)
+
+
+def _with_phases(x: np.ndarray) -> np.ndarray:
+    """Return x with powers of i as factors of rows and their reciprocals of columns: exact, and eigenvalues stay."""
+    rows, columns = (np.resize([1, 1j, -1, -1j], n) for n in x.shape)
+    return rows[:, None] * x * columns.conj()
 
 
 def _agree(where: str, what: str, got: np.ndarray, due: np.ndarray, dtype: np.dtype) -> None:

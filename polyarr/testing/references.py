@@ -162,34 +162,46 @@ def vector_norm(x: np.ndarray, *, axis: Any, keepdims: bool, ord: float) -> np.n
     return np.linalg.norm(rows, ord, axis=-1).reshape(shape)
 
 
-def _signs(x: np.ndarray) -> np.ndarray:
-    """Return the sign of each column's element of largest magnitude."""
+def _phases(x: np.ndarray) -> np.ndarray:
+    """Return x / |x| for each column's element x of largest magnitude: of a real one the sign."""
     if not x.size:
         return np.ones((*x.shape[:-2], 1, x.shape[-1]))
     return np.sign(np.take_along_axis(x, np.abs(x).argmax(-2, keepdims=True), -2))
 
 
+def _adjoint(x: np.ndarray) -> np.ndarray:
+    return x.swapaxes(-1, -2).conj()
+
+
 def cholesky(x: np.ndarray) -> np.ndarray:
-    """Return NumPy's Cholesky factor of the symmetric part."""
-    return np.linalg.cholesky((x + x.swapaxes(-1, -2)) / 2)
+    """Return NumPy's Cholesky factor of the Hermitian part."""
+    return np.linalg.cholesky((x + _adjoint(x)) / 2)
 
 
 def eigh(x: np.ndarray) -> tuple:
-    """Return NumPy's eigenvalues and eigenvectors of the symmetric part, with polyarr's signs."""
-    w, v = np.linalg.eigh((x + x.swapaxes(-1, -2)) / 2)
-    return w, v * _signs(v)
+    """Return NumPy's eigenvalues and eigenvectors of the Hermitian part, with polyarr's phases."""
+    w, v = np.linalg.eigh((x + _adjoint(x)) / 2)
+    return w, v / _phases(v)
+
+
+def eig(x: np.ndarray) -> tuple:
+    """Return NumPy's eigenvalues and eigenvectors, with polyarr's order and phases."""
+    w, v = np.linalg.eig(x + 0j)
+    order = np.lexsort((w.imag, w.real))
+    w, v = np.take_along_axis(w, order, -1), np.take_along_axis(v, order[..., None, :], -1)
+    return w, v / _phases(v)
 
 
 def qr(x: np.ndarray) -> tuple:
-    """Return the QR decomposition by the Cholesky factor of x^T x."""
-    r = np.linalg.cholesky(x.swapaxes(-1, -2) @ x).swapaxes(-1, -2)
+    """Return the QR decomposition by the Cholesky factor of x^H x."""
+    r = _adjoint(np.linalg.cholesky(_adjoint(x) @ x))
     return x @ np.linalg.inv(r), r
 
 
 def svd(x: np.ndarray) -> tuple:
-    """Return NumPy's SVD with polyarr's signs."""
+    """Return NumPy's SVD with polyarr's phases."""
     u, s, vh = np.linalg.svd(x, full_matrices=False)
-    return u * _signs(u), s, vh * _signs(u).swapaxes(-1, -2)
+    return u / _phases(u), s, vh * _phases(u).swapaxes(-1, -2)
 
 
 # ---- Fourier transforms --------------------------------------------------------------------------------------

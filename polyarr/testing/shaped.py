@@ -3,27 +3,35 @@
 import numpy as np
 
 
-def _rotation(rng: np.random.Generator, lead: tuple, n: int, columns: int) -> np.ndarray:
-    """Return the first columns of orthogonal matrices with determinants of both signs."""
-    drawn, signs = rng.standard_normal((*lead, n, n)), rng.choice([-1, 1], (*lead, 1, n))
+def _normal(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Return normal numbers; for a complex dtype, both parts are."""
+    found = rng.standard_normal(shape)
+    return found + 1j * rng.standard_normal(shape) if dtype.kind == "c" else found
+
+
+def _rotation(rng: np.random.Generator, lead: tuple, n: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """Return the first columns of unitary matrices, which are orthogonal with determinants of both signs if real."""
+    drawn, signs = _normal(rng, (*lead, n, n), dtype), rng.choice([-1, 1], (*lead, 1, n))
     return np.linalg.qr(drawn[..., :columns])[0] * signs[..., :columns]
 
 
-def _regular(rng: np.random.Generator, shape: tuple) -> np.ndarray:
+def _regular(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
     """Return well-conditioned matrices with well-separated singular values."""
     *lead, m, n = shape
     sizes = np.linspace(1.75, 0.5, min(m, n))
-    left, right = (_rotation(rng, tuple(lead), k, len(sizes)) for k in (m, n))
-    return left * sizes @ right.swapaxes(-1, -2)
+    left, right = (_rotation(rng, tuple(lead), k, len(sizes), dtype) for k in (m, n))
+    return left * sizes @ right.swapaxes(-1, -2).conj()
 
 
-def _definite(rng: np.random.Generator, shape: tuple) -> np.ndarray:
-    """Return matrices whose symmetric part has positive, well-separated eigenvalues."""
-    turn, rest = _rotation(rng, shape[:-2], shape[-1], shape[-1]), rng.standard_normal(shape) / (8 * shape[-1])
-    return turn * np.linspace(1.75, 0.5, shape[-1]) @ turn.swapaxes(-1, -2) + rest - rest.swapaxes(-1, -2)
+def _definite(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Return matrices whose Hermitian part has positive, well-separated eigenvalues."""
+    n = shape[-1]
+    turn, rest = _rotation(rng, shape[:-2], n, n, dtype), _normal(rng, shape, dtype) / (8 * n)
+    definite = turn * np.linspace(1.75, 0.5, n) @ turn.swapaxes(-1, -2).conj()
+    return definite + rest - rest.swapaxes(-1, -2).conj()
 
 
-def _even_rows(rng: np.random.Generator, shape: tuple) -> np.ndarray:
+def _even_rows(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
     """Return rows that are all 0, constant, or 0 with one exception, and normal ones."""
     rows = rng.standard_normal(shape)
     rows[0::6], rows[1::6], rows[2::6], rows[3::6] = 0.0, -0.0, 100.0, 0.0
@@ -31,7 +39,7 @@ def _even_rows(rng: np.random.Generator, shape: tuple) -> np.ndarray:
     return rows
 
 
-def _odd_rows(rng: np.random.Generator, shape: tuple) -> np.ndarray:
+def _odd_rows(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
     """Return rows that are all 0, -inf, inf or nan, rows with one exception, and normal ones."""
     rows = rng.standard_normal(shape)
     for first, most, last in (
@@ -42,8 +50,9 @@ def _odd_rows(rng: np.random.Generator, shape: tuple) -> np.ndarray:
     return rows
 
 
-# Rules that need the array's shape, by name.
+# Rules that need the array's shape and dtype, by name.
 MATRICES = {
     "regular": _regular, "definite": _definite, "even rows": _even_rows, "odd rows": _odd_rows,
-    "masked rows": lambda rng, shape: np.minimum(_odd_rows(rng, shape), 1e30),
+    "masked rows": lambda rng, shape, dtype: np.minimum(_odd_rows(rng, shape, dtype), 1e30),
 }  # fmt: skip
+OF_COMPLEX = ("regular", "definite")  # those of them that return complex numbers for a complex dtype

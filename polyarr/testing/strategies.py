@@ -20,7 +20,7 @@ from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, Spec, as_dtype, real_of
 from polyarr.creation import finfo
-from polyarr.testing.shaped import MATRICES
+from polyarr.testing.shaped import MATRICES, OF_COMPLEX
 from polyarr.testing.sweeps import corners, quiet, sweep, with_nans
 
 # Lengths around 32 catch kernels that forget the last partial tile; 1 and 0 those that divide by n - 1 or by n. Every
@@ -357,7 +357,7 @@ class Data:
         return self.seed % max(len(self.shape), 1)
 
     def _drawn(self, rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
-        if dtype in COMPLEX:  # both parts by the same rule
+        if dtype in COMPLEX and self.values not in OF_COMPLEX:  # both parts by the same rule
             return np.stack([self._drawn(rng, size, real_of(dtype)) for _ in range(2)], axis=-1).view(dtype).reshape(-1)
         if " beside " in self.values:
             return _with_isolated_special(self, rng, size, dtype)
@@ -381,10 +381,10 @@ class Data:
         if dtype.kind == "b":
             return rng.random(size) < 0.5
         if self.values in MATRICES and size:
-            found = MATRICES[self.values](rng, self.shape).reshape(-1)
+            found = MATRICES[self.values](rng, self.shape, dtype).reshape(-1)
         else:
             found = VALUES.get(self.values, VALUES["normal"])(rng, size)
-        if dtype in FLOATS:
+        if dtype in INEXACT:
             return found.astype(dtype)
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
         whole = np.rint(found if self.values in ("offset", "ties", "ramp") else found * 3)

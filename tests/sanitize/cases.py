@@ -277,7 +277,7 @@ def sorts() -> Iterator[Case]:
 
 
 def matrices() -> Iterator[Case]:
-    for dtype, n in (("float32", 3), ("float16", 3), ("float64", 3), ("float32", 6)):
+    for dtype, n in (("float32", 3), ("float16", 3), ("float64", 3), ("complex64", 3), ("float32", 6)):
         x, label = array(1, n, n, dtype=dtype), f"{dtype} matrix of {n}"
         definite = polyarr.asarray(np.eye(n) + 1, dtype=getattr(polyarr, dtype))
         yield Case(f"cholesky {label}", ops.cholesky, (definite,))

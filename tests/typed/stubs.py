@@ -43,7 +43,7 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "adaptive_mean_pool.shape": "int | Sequence[int | None]",
 }  # fmt: skip
 RESULTS = {  # that are not one array
-    "eigh": "tuple[Array, Array]", "qr": "tuple[Array, Array]", "slogdet": "tuple[Array, Array]",
+    **dict.fromkeys(("eig", "eigh", "qr", "slogdet"), "tuple[Array, Array]"),
     "svd": "tuple[Array, Array, Array]",
     "cross_entropy_and_gradient": "tuple[Array, Array]", "batch_norm": "tuple[Array, Array, Array]",
     "split": "tuple[Array, ...]", "unstack": "tuple[Array, ...]", "topk": "tuple[Array, Array]",

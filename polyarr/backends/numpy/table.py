@@ -12,12 +12,14 @@ from polyarr.backends.kernels import (
     SAME_NAME,
     Library,
     argsort,
+    column_phases,
     elementwise,
     floor_divide,
     forward_slices,
     long_sum,
     make_kernels,
     normalized_indices,
+    of_matrices,
     reduction,
     with_flat_indices,
 )
@@ -213,6 +215,20 @@ def _descending(out: Spec, rows: np.ndarray) -> np.ndarray:
     return argsort(NUMPY, out, rows, axis=rows.ndim - 1, descending=True, stable=True)
 
 
+def eig(lib: Library, x: np.ndarray) -> tuple:
+    """Return NumPy's eigenvalues and eigenvectors, with the order and phases of ops.eig."""
+    w, v = np.linalg.eig(x)
+    order = np.lexsort((w.imag, w.real))
+    v = np.take_along_axis(v, order[..., None, :], axis=-1)
+    return np.take_along_axis(w, order, axis=-1), v * np.conj(column_phases(lib, v))
+
+
+def eigvals(lib: Library, x: np.ndarray) -> np.ndarray:
+    """Return NumPy's eigenvalues, in the order of ops.eig."""
+    w = np.linalg.eigvals(x)
+    return np.take_along_axis(w, np.lexsort((w.imag, w.real)), axis=-1)
+
+
 def windows(out: Spec, x: np.ndarray, *, kernel: tuple, stride: tuple, dilation: tuple) -> np.ndarray:
     """Return the sliding windows as a read-only view."""
     if not out.size:
@@ -270,6 +286,8 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     ops.dft: quiet(dft),
     ops.dft_of_real: quiet(dft_of_real),
     ops.dft_to_real: quiet(dft_to_real),
+    ops.eig: quiet(of_matrices(NUMPY, ops.eig, eig)),
+    ops.eigvals: quiet(of_matrices(NUMPY, ops.eigvals, eigvals)),
     ops.reshape: lambda out, x, *, shape: x.reshape(shape),
     ops.permute_dims: lambda out, x, *, axes: x.transpose(axes),
     ops.slice: slice_,

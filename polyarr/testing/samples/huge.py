@@ -294,6 +294,8 @@ for _op in (ops.cholesky, ops.slogdet, ops.det, ops.inv):
     HUGE[_op] = only((((300, 300),), {}), ((_STACK,), {}))
 for _op in (ops.eigh, ops.eigvalsh):
     HUGE[_op] = only((((40, 40),), {}), ((_STACK,), {}))
+for _op in (ops.eig, ops.eigvals):
+    HUGE[_op] = only(((_STACK,), {}))
 for _op in (ops.qr, ops.svd, ops.svdvals, ops.pinv):
     HUGE[_op] = only((((5003, 17),), {}), (((1100, 5, 3),), {}))
 

@@ -1,4 +1,4 @@
-"""Entries of vector norms and of the group linalg: decompositions of matrices, and solvers based on them."""
+"""Entries of vector norms and of the groups linalg and eig: decompositions of matrices, and solvers based on them."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ from polyarr.testing.samples.entry import SMALL, Cases, Entry, dtypes, with_para
 from polyarr.testing.strategies import SHAPES, axes, datas, memoized, samples
 
 SAMPLES: dict[Op, Entry] = {}
-FLOATING = dtypes("floating")
+INEXACT = dtypes("inexact")
 SQUARES = ((5, 5), (3, 3), (1, 1), (2, 3, 3), (33, 33), (0, 0), (2, 0, 0), (0, 3, 3), (2, 1, 4, 4))
 TALL = ((5, 3), (33, 7), (4, 1), (2, 5, 2), (3, 0), (0, 4, 2))
 WIDE = ((3, 5), (1, 4), (2, 3, 4), (0, 3))
@@ -31,7 +31,7 @@ def _decomposition(
     op: Op, values: str, reference: Callable, shapes: Sequence[tuple], small: Sequence[tuple], *numbers: float
 ) -> None:
     SAMPLES[op] = Entry(
-        _matrices(shapes, values, *numbers), _matrices(small, values, *numbers[:1]), reference, "composed", FLOATING,
+        _matrices(shapes, values, *numbers), _matrices(small, values, *numbers[:1]), reference, "composed", INEXACT,
         special="",
     )  # fmt: skip
 
@@ -40,6 +40,8 @@ _ANY, _SMALL_ANY = (*SQUARES, *TALL, *WIDE), (*SMALL_SQUARES, *SMALL_TALL, *SMAL
 _decomposition(ops.cholesky, "definite", ref.cholesky, SQUARES, SMALL_SQUARES)
 _decomposition(ops.eigh, "definite", ref.eigh, SQUARES, SMALL_SQUARES)
 _decomposition(ops.eigvalsh, "definite", lambda x: ref.eigh(x)[0], SQUARES, SMALL_SQUARES)
+_decomposition(ops.eig, "definite", ref.eig, SMALL_SQUARES, SMALL_SQUARES)
+_decomposition(ops.eigvals, "definite", lambda x: ref.eig(x)[0], SMALL_SQUARES, SMALL_SQUARES)
 _decomposition(ops.qr, "regular", ref.qr, (*SQUARES, *TALL), (*SMALL_SQUARES, *SMALL_TALL))
 _decomposition(ops.svd, "regular", ref.svd, _ANY, _SMALL_ANY)
 _decomposition(ops.svdvals, "regular", lambda x: ref.svd(x)[1], _ANY, _SMALL_ANY)
@@ -58,7 +60,7 @@ def _equations(shapes: Sequence[tuple]) -> Cases:
 _SMALL_PAIRS = (((3, 3), (3, 2)), ((3, 3), (3, 3)), ((1, 1), (1, 3)), ((2, 1, 3, 3), (4, 3, 2)))
 _PAIRS = (*_SMALL_PAIRS, ((33, 33), (33, 5)), ((2, 3, 3), (3, 1)), ((0, 0), (0, 2)), ((3, 3), (3, 0)))
 SAMPLES[ops.solve] = Entry(
-    _equations(_PAIRS), _equations(_SMALL_PAIRS), np.linalg.solve, "composed", FLOATING, special=""
+    _equations(_PAIRS), _equations(_SMALL_PAIRS), np.linalg.solve, "composed", INEXACT, special=""
 )
 
 # ---- norms of vectors ------------------------------------------------------------------------------------------------
@@ -78,6 +80,6 @@ SAMPLES[ops.vector_norm] = Entry(
     with_params(SMALL, _norm_params((2.0, 1, 3.0)), ("distinct",)),
     ref.vector_norm,
     "composed",
-    FLOATING,
+    INEXACT,
     special="nonfinite",
 )

@@ -138,7 +138,7 @@ def another_decomposition(name, op, what, change):
 
 
 another_decomposition(
-    "svd: no columns for singular values of 0", ops.svd, r"u\^T u",
+    "svd: no columns for singular values of 0", ops.svd, r"u\^H u",
     lambda found, x: (np.where(found[1][..., None, :] < 1e-6, 0, found[0]), *found[1:]),
 )  # fmt: skip
 another_decomposition(

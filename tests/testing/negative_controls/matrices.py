@@ -54,6 +54,27 @@ for _name, _op, _kernel, _what in (
 ):  # fmt: skip
     kernels("numpy", {f"forward-{_op.name}": differs(_what)}, {_op: _kernel}, _name)
 
+
+def of_complex(fn):
+    """Return NumPy's results in complex128, rounded."""
+    return lambda out, x: tuple(a.astype(o.dtype) for a, o in zip(fn(x.astype("D")), out, strict=True))
+
+
+def symmetric_eigh(x):
+    w, v = np.linalg.eigh((x + x.swapaxes(-1, -2)) / 2)
+    return w, v / np.sign(np.take_along_axis(v, np.abs(v).argmax(-2, keepdims=True), -2))
+
+
+for _name, _op, _kernel, _what in (
+    ("eigh of a complex matrix forgets a conjugate", ops.eigh, symmetric_eigh, "result [01]"),
+    ("svd of a complex matrix leaves phases open", ops.svd, lambda x: np.linalg.svd(x, full_matrices=False),
+     "result [02]"),
+    ("slogdet of a complex matrix gives a real sign", ops.slogdet,
+     lambda x: (lambda s, size: (np.sign(s.real), size))(*np.linalg.slogdet(x)), "result 0"),
+    ("eig leaves the order open", ops.eig, lambda x: tuple(a[..., ::-1] for a in np.linalg.eig(x)), "result [01]"),
+):  # fmt: skip
+    kernels("numpy", {f"complex64-{_op.name}": differs(_what)}, {_op: of_complex(_kernel)}, _name)
+
 kernels(
     "numpy",
     {"forward-vector_norm": differs()},

@@ -1,10 +1,11 @@
-// Functions that the expressions of complex elementwise ops call. Included by elementwise.cl after expressions.cl, whose
-// macros it uses, and complex_arithmetic.cl; ACC and FLOATING are those of the parts.
+// Functions that the expressions of complex elementwise ops call. Included by elementwise.cl after expressions.cl and
+// complex_arithmetic.cl, whose macros and functions it uses; ACC and FLOATING are those of the parts.
 //
 // Params   COMPLEX    1 if the operands or results of some expression are complex; else 0
 //
-// Infinities, nan and signed zeros are treated as the array API standard asks, and as NumPy treats them where the standard leaves it open. Errors are a few
-// ulp of the larger part, also near branch points, zeros and the limits of the exponent.
+// Infinities, nan and signed zeros are treated as the array API standard asks, and as NumPy treats them where the
+// standard leaves it open. Errors are a few ulp of the larger part, also near branch points, zeros and the limits of the
+// exponent.
 //
 // Source: Kahan, Branch cuts for complex elementary functions, 1987 (asin, acos, asinh, acosh, atanh, tanh, sqrt)
 #ifndef COMPLEX

@@ -4,7 +4,8 @@
 //                                  its diagonal of ones; pivots[j] is the row exchanged with row j, from start on
 //          eliminate_hermitian     Cholesky decomposition R^H R of a square block, in the upper triangle
 //          determinant             the sign and the logarithm of the magnitude of the product of the diagonal
-// Arrays   w of Element, a real or complex number: matrices of rows `pitch` apart, `matrix` from one to the next. FAULT: see prelude.cl
+// Arrays   w of Element, a real or complex number: matrices of rows `pitch` apart, `matrix` from one to the next.
+//          FAULT: see prelude.cl
 // Launch   a group of WG per matrix; determinant: a work-item per matrix
 // Params   ACC, COMPLEX    see elements.cl
 //          WG              work-items per group, 1 on CPUs
@@ -79,8 +80,8 @@ __kernel GROUP void eliminate(__global Element *w, __global int *restrict pivots
     }
 }
 
-__kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start, const long matrix,
-                                        const int pitch, const int width) {
+__kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start,
+                                        const long matrix, const int pitch, const int width) {
     const int me = get_local_id(0), x = me % LANES_X, y = me / LANES_X;
     w += start + get_group_id(0) * matrix;
     for (int j = 0; j < width; j++) {

@@ -19,11 +19,14 @@
 //          normalize_rows, arrange   a group of WG per row
 // Params   ACC, COMPLEX    see elements.cl
 //          EPS, WG         distance from 1 to the next number of type ACC; work-items per group, 1 on CPUs
-//          HALF, WIDE      rows of a block, at least 2, and HALF^2 >= WG; columns of a vector, a divisor of 2 HALF, and
-//                          1 if elements are complex
+//          HALF            rows of a block, at least 2, and 4 HALF^2 >= WG
+//          WIDE            columns of a vector, a divisor of 2 HALF; 1 if elements are complex
 //          CHUNK           columns of a chunk, a multiple of WIDE * WG
-#if !defined(ACC) || !defined(COMPLEX) || !defined(EPS) || !defined(WG) || !defined(HALF) || !defined(WIDE) || !defined(CHUNK)
-#error "jacobi.cl needs ACC, COMPLEX, EPS, WG, HALF, WIDE and CHUNK"
+#if !defined(ACC) || !defined(COMPLEX) || !defined(EPS)
+#error "jacobi.cl needs ACC, COMPLEX and EPS"
+#endif
+#if !defined(WG) || !defined(HALF) || !defined(WIDE) || !defined(CHUNK)
+#error "jacobi.cl needs WG, HALF, WIDE and CHUNK"
 #endif
 
 #include "complex_arithmetic.cl"
@@ -107,15 +110,18 @@ __kernel GROUP void find_rotations(__global const Element *restrict y, __global 
             WAIT
             for (int i = load_y; i < SIZE; i += LOADS_Y) {
                 __global const Element *restrict row = y + ROW(i) * pitch + begin;
-                for (int c = load_x; c < FEW; c += LOADS_X) part[c * LINE + i] = begin + c < columns ? row[c] : (Element)0;
+                for (int c = load_x; c < FEW; c += LOADS_X)
+                    part[c * LINE + i] = begin + c < columns ? row[c] : (Element)0;
             }
             WAIT
             _Pragma("unroll") for (int i = 0; i < OWN_ROWS; i += AT_ONCE)
                 for (int c = 0; c < FEW; c++) {
                     __local const Element *restrict line = part + c * LINE;
                     _Pragma("unroll") for (int r = 0; r < AT_ONCE; r++)
-                        _Pragma("unroll") for (int j = 0; j < OWN_VECTORS; j++)
-                            sums[i + r][j] += TIMES(line[(i + r) * LANES_Y + iy], CONJUGATE(VECTOR_AT(line + COLUMN(j))));
+                        _Pragma("unroll") for (int j = 0; j < OWN_VECTORS; j++) {
+                            const VECTOR other = VECTOR_AT(line + COLUMN(j));
+                            sums[i + r][j] += TIMES(line[(i + r) * LANES_Y + iy], CONJUGATE(other));
+                        }
                 }
         }
         for (int i = 0; i < OWN_ROWS; i++)
@@ -157,9 +163,9 @@ __kernel GROUP void find_rotations(__global const Element *restrict y, __global 
             }
             WAIT
 #if WG > 1
-            for (int e = me; e < HALF * HALF; e += WG) {
+            for (int e = me; e < MAX(HALF * HALF, WG); e += WG) {  // PoCL errs if some work-items have no turn
                 const int k = e / HALF, l = e % HALF;
-                ROTATE(k, l, next_upper(l), next_lower(l))
+                if (e < HALF * HALF) ROTATE(k, l, next_upper(l), next_lower(l))
             }
 #else
             for (int k = 0; k < HALF; k++) {

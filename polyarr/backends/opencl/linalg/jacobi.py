@@ -90,7 +90,7 @@ class _Blocks:
             self.half *= 2
         self.pairs = -(-n // (2 * self.half))
         self.size = 2 * self.half * self.pairs
-        self._call, self._group = call, min(call.group, self.half**2)  # each work-item rotates at least one 2 x 2 block
+        self._call, self._group = call, min(call.group, 4 * self.half**2)  # no more than elements of a rotation
         wide = 1 if call.acc in COMPLEX else min(VECTOR[call.kind], 2 * self.half)
         sizes = {"WG": self._group, "HALF": self.half, "WIDE": wide, "CHUNK": CHUNK[call.kind]}
         self.program = call.program("jacobi", EPS=EPS[real_of(call.acc)], **sizes)

@@ -61,8 +61,8 @@ __kernel GROUP void move(__global const T *restrict x, __global OUT_T *restrict 
                          const long x_start, const long x_matrix, const int x_row, const int x_column,
                          const long out_start, const long out_matrix, const int out_row, const int out_column,
                          const long sign_start, const long sign_matrix, const int sign_row, const int sign_column,
-                         const int keep, const int hermitian, const int scaling, const int conjugated, const int signed_by,
-                         const int rows, const int columns, const long total, const long each) {
+                         const int keep, const int hermitian, const int scaling, const int conjugated,
+                         const int signed_by, const int rows, const int columns, const long total, const long each) {
     const long first = get_group_id(0) * each, last = MIN(first + each, total);
     int finite = 1;
     for (long r = first; r < last; r++) {
@@ -103,7 +103,8 @@ __kernel GROUP void subtract(__global Element *restrict c, __global const Elemen
 }
 
 // The diagonal is that of m divided by `diagonal`; if that is 0, it is 1. First, rows are exchanged as pivots say.
-__kernel GROUP void substitute(__global const Element *restrict m, __global Element *b, __global const int *restrict pivots,
+__kernel GROUP void substitute(__global const Element *restrict m, __global Element *b,
+                               __global const int *restrict pivots,
                                const long m_start, const long m_matrix, const int m_row, const int m_column,
                                const long b_start, const long b_matrix, const int b_row,
                                const int pivot_start, const int pivot_matrix,

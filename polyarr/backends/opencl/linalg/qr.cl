@@ -24,8 +24,8 @@
 DEFINE_JOIN(group_sum, ACC, WG, ADD)
 DEFINE_JOIN(group_max, ACC, WG, MAX)
 
-__kernel GROUP void reflect(__global Element *restrict w, __global Element *restrict v, const long start, const long matrix,
-                            const int pitch, const int rows, const int width) {
+__kernel GROUP void reflect(__global Element *restrict w, __global Element *restrict v, const long start,
+                            const long matrix, const int pitch, const int rows, const int width) {
     __local ACC lane[WG];
     __local Element sums[LANES_Y * PANEL];
     const int me = get_local_id(0), x = me % LANES_X, y = me / LANES_X;

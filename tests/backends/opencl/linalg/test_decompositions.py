@@ -6,7 +6,7 @@ import pytest
 import polyarr as pa
 from polyarr import linalg, ops
 from polyarr.core.current import use_backend
-from polyarr.core.errors import MatrixError
+from polyarr.core.errors import CaptureError, MatrixError
 from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
 from tests.helpers.opencl_modules import opencl_modules
 
@@ -64,9 +64,13 @@ def near(found: np.ndarray, due: np.ndarray, n: int, size: float | None = None) 
     np.testing.assert_allclose(found, due, rtol=0, atol=20 * n * EPS * size)
 
 
+def adjoint(x: np.ndarray) -> np.ndarray:
+    return x.swapaxes(-1, -2).conj()
+
+
 def orthonormal(q: np.ndarray) -> None:
     k = q.shape[-1]
-    near(q.swapaxes(-1, -2) @ q, np.broadcast_to(np.eye(k), (*q.shape[:-2], k, k)), q.shape[-2])
+    near(adjoint(q) @ q, np.broadcast_to(np.eye(k), (*q.shape[:-2], k, k)), q.shape[-2])
 
 
 @pytest.mark.parametrize("host", SQUARES.values(), ids=SQUARES)
@@ -86,6 +90,52 @@ def test_factors_multiply_to_the_matrix(device, host):
     orthonormal(v)
     near(v * w[..., None, :] @ v.swapaxes(-1, -2), symmetric, n)
     near(w, np.linalg.eigvalsh(symmetric), n, np.abs(symmetric).max())
+
+
+def with_phases(x: np.ndarray) -> np.ndarray:
+    """Return x with a random phase of each row and, conjugated, of each column."""
+    rows, columns = (np.exp(2j * np.pi * RNG.random(n)) for n in x.shape[-2:])
+    return rows[:, None] * x / columns
+
+
+COMPLEX = {f"random {n}": random(n, n) + 1j * random(n, n) for n in (1, 5, 13)}
+COMPLEX |= {name: with_phases(x) for name, x in SQUARES.items() if "random" not in name}
+
+
+@pytest.mark.parametrize("host", COMPLEX.values(), ids=COMPLEX)
+def test_complex_factors_multiply_to_the_matrix(device, host):
+    x, n = pa.asarray(host), host.shape[-1]
+    q, r = (a.numpy() for a in ops.qr(x))
+    orthonormal(q)
+    near(q @ r, host, n)
+    diagonal = np.diagonal(r, 0, -2, -1)
+    assert (diagonal.real >= 0).all()
+    near(diagonal.imag, np.zeros(diagonal.shape), 1, np.abs(r).max())
+    for given in (host, host[..., : n // 2 + 1], host[..., : n // 2 + 1, :]):
+        u, s, vh = (a.numpy() for a in ops.svd(pa.asarray(given)))
+        orthonormal(u)
+        orthonormal(adjoint(vh))
+        near(u * s[..., None, :] @ vh, given, n)
+        near(s, np.linalg.svd(given, compute_uv=False), n)
+    hermitian = (host + adjoint(host)) / 2
+    w, v = (a.numpy() for a in ops.eigh(x))
+    orthonormal(v)
+    near(v * w[..., None, :] @ adjoint(v), hermitian, n)
+    near(w, np.linalg.eigvalsh(hermitian), n, np.abs(hermitian).max())
+
+
+@pytest.mark.parametrize("n", [1, 6, 13])
+def test_complex_equations_are_solved(device, n):
+    host, right = random(2, n, n) + 1j * random(2, n, n), random(n, 3) * (1 - 2j)
+    x, condition = pa.asarray(host), np.linalg.cond(host).max()
+    definite = host @ adjoint(host) + np.eye(n)
+    near(ops.cholesky(pa.asarray(definite)).numpy(), np.linalg.cholesky(definite), n)
+    near(host @ ops.inv(x).numpy() / condition, np.broadcast_to(np.eye(n), host.shape) / condition, n, 1)
+    sides = np.broadcast_to(right, (2, n, 3)) / condition
+    near(host @ ops.solve(x, pa.asarray(right)).numpy() / condition, sides, n, 1)
+    for found, due in zip(ops.slogdet(x), np.linalg.slogdet(host), strict=True):
+        np.testing.assert_allclose(found.numpy(), due, rtol=1e-11, atol=1e-13)
+    near(linalg.det(x.mT).numpy(), np.linalg.det(host), n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 13, 33])
@@ -137,6 +187,8 @@ SINGULAR = np.diag(np.r_[np.ones(12), 0.0])
     ("call", "message"),
     [
         (lambda: linalg.inv(pa.asarray(SINGULAR)), r"^inv: x is float64\[13, 13\]; it must have an inverse$"),
+        (lambda: linalg.inv(pa.asarray(SINGULAR * 1j)), r"^inv: x is complex128\[13, 13\]; it must have an inverse$"),
+        (lambda: linalg.qr(pa.full((2, 2), complex(0, np.nan))).R, "^qr: x is .* and holds nan or infinity; it must"),
         (lambda: linalg.solve(pa.zeros((3, 2, 2)), pa.ones(2)), r"^solve: x is float32\[3, 2, 2\]; it must have an"),
         (lambda: linalg.cholesky(pa.asarray(-SINGULAR)), r"^cholesky: x is .*\[13, 13\]; it must be positive def"),
         (lambda: linalg.cholesky(pa.asarray(SINGULAR * np.nan)), "^cholesky: x .* holds nan or infinity; it must be"),
@@ -152,6 +204,15 @@ def test_bad_matrices_are_errors_at_the_next_read(device, call, message):
         found.numpy()
     assert before.tolist() == [2, 2]  # as the error was reported
     assert linalg.inv(pa.eye(2) * 2).tolist() == [[0.5, 0], [0, 0.5]]
+
+
+def test_solutions_may_overflow(device):
+    matrix, right = np.diag([1e-30, 1.0]).astype("float32"), np.array([[1e30], [1.0]], np.float32)
+    for x, b in ((matrix, right), (matrix * np.complex64(1j), right * np.complex64(1j))):
+        found = linalg.solve(pa.asarray(x), pa.asarray(b)).numpy()
+        assert np.isinf(found[0, 0]) and found[1, 0] == 1
+        with use_backend("numpy"):
+            assert np.isinf(linalg.solve(pa.asarray(x), pa.asarray(b)).numpy()[0, 0])
 
 
 def test_nan_beside_a_matrix_stays_in_its_column(device):
@@ -171,6 +232,18 @@ def test_compiled_calls_report_bad_matrices(backend):
     assert compiled(pa.asarray(np.diag([1.0, 8.0])))[2].tolist() == [8, 1]
 
 
+def test_complex_matrices_under_compile_and_vmap(backend):
+    def call(x):
+        return linalg.svd(x), linalg.eigh(x), linalg.solve(x, x)
+
+    x = pa.asarray((random(3, 4, 4) + 1j * random(3, 4, 4)).astype("complex64"))
+    due = [a.numpy() for a in pa.tree.leaves(call(x))]
+    compiled = pa.compile(call)
+    for found in (compiled(x), compiled(x), pa.vmap(call)(x)):
+        for a, d in zip(pa.tree.leaves(found), due, strict=True):
+            np.testing.assert_allclose(a.numpy(), d, atol=1e-5)
+
+
 def test_large_ones_by_blocks_of_the_usual_size(backend):
     host = random(70, 70)
     u, s, vh = (a.numpy() for a in ops.svd(pa.asarray(host)))
@@ -178,6 +251,19 @@ def test_large_ones_by_blocks_of_the_usual_size(backend):
     w, v = (a.numpy() for a in ops.eigh(pa.asarray(host)))
     near(v * w @ v.T, (host + host.T) / 2, 70)
     near(host @ ops.inv(pa.asarray(host)).numpy() / np.linalg.cond(host), np.eye(70) / np.linalg.cond(host), 70, 1)
+
+
+def test_eigenvalues_come_from_the_host(backend):
+    host = random(2, 5, 5)
+    x, before = pa.asarray(host), pa.transfers()
+    w, v = linalg.eig(x)
+    assert w.backend is v.backend is x.backend
+    counted = pa.transfers()
+    assert counted.downloads > before.downloads and counted.uploads > before.uploads
+    near(host @ v.numpy(), v.numpy() * w.numpy()[:, None], 5)
+    assert (pa.vmap(linalg.eigvals)(x).numpy() == linalg.eigvals(x).numpy()).all()
+    with pytest.raises(CaptureError, match=r"takes an array from .* to 'numpy'"):
+        pa.compile(linalg.eigvals)(x)
 
 
 def test_decompositions_transfer_nothing(backend):

@@ -9,7 +9,7 @@ import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
-from polyarr.core.spec import Spec
+from polyarr.core.spec import DTYPES, Spec
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.backends.opencl.replay.test_fusion_kernels import a_repeated_input_that_is_read_as_dense
@@ -34,7 +34,8 @@ def as_gpu():
     device.geometry.sort_tile, device.geometry.sort_long, device.geometry.sort_merges = 64, 1000, 0.5
     return Backend(
         "gpu-kernels", table.make_kernels(device), upload=device.upload, download=partial(copy.download, device),
-        synchronize=device.synchronize, replay=partial(replay.Replay, device), fusion=fusion.fusion_of(device),
+        dtypes=frozenset(DTYPES), synchronize=device.synchronize, replay=partial(replay.Replay, device),
+        fusion=fusion.fusion_of(device),
     )  # fmt: skip
 
 
