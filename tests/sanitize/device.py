@@ -13,7 +13,7 @@ from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.fft import passes, spectra
 from polyarr.backends.opencl.gemm import matmul
 from polyarr.backends.opencl.indexing import index
-from polyarr.backends.opencl.linalg import jacobi, matrices
+from polyarr.backends.opencl.linalg import jacobi, matrices, triangular
 from polyarr.backends.opencl.reductions import global_norm
 from polyarr.backends.opencl.replay.fusion import fusion_of
 from polyarr.backends.opencl.runtime.device import Device
@@ -65,8 +65,8 @@ def shrink() -> None:
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16
     global_norm.BLOCK, index.MAX_TILE = 1000, 96
-    matrices.GROUP["gpu"] = matrices.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
-    matrices.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
+    matrices.GROUP["gpu"] = triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
+    triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
     passes.GROUP = spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8
     passes.LOCAL_BYTES, passes.FINE_BITS = {"cpu": 2**12, "gpu": 2**11}, 3

@@ -6,11 +6,13 @@
 //          determinant             the sign and the logarithm of the magnitude of the product of the diagonal
 // Arrays   w of Element, a real or complex number: matrices of rows `pitch` apart, `matrix` from one to the next.
 //          FAULT: see prelude.cl
-// Launch   a group of WG per matrix; determinant: a work-item per matrix
+// Launch   a group of WG per matrix, in eliminate_hermitian at least a work-item per column on GPUs; determinant: a
+//          work-item per matrix
 // Params   ACC, COMPLEX    see elements.cl
 //          WG              work-items per group, 1 on CPUs
-#if !defined(ACC) || !defined(COMPLEX) || !defined(WG)
-#error "elimination.cl needs ACC, COMPLEX and WG"
+//          PANEL           largest width
+#if !defined(ACC) || !defined(COMPLEX) || !defined(WG) || !defined(PANEL)
+#error "elimination.cl needs ACC, COMPLEX, WG and PANEL"
 #endif
 
 #include "complex_arithmetic.cl"
@@ -80,25 +82,49 @@ __kernel GROUP void eliminate(__global Element *w, __global int *restrict pivots
     }
 }
 
+#if WG > 1
+// A work-item has a column, in registers. No barrier depends on the width: PoCL errs otherwise.
 __kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start,
                                         const long matrix, const int pitch, const int width) {
-    const int me = get_local_id(0), x = me % LANES_X, y = me / LANES_X;
+    __local Element row[WG];
+    __local ACC root[1];
+    const int me = get_local_id(0), rows = me < width ? me + 1 : 0;
+    Element own[PANEL];
+    w += start + get_group_id(0) * matrix + me;
+    _Pragma("unroll") for (int i = 0; i < PANEL; i++)
+        if (i < rows) own[i] = w[(long)i * pitch];
+    _Pragma("unroll") for (int j = 0; j < PANEL; j++) {
+        if (me == j && j < width) {
+            const ACC pivot = REAL_PART(own[j]);
+            if (!(pivot > 0)) note_matrix(fault, call, message);
+            root[0] = pivot > 0 ? SQRT(pivot) : 1;
+        }
+        WAIT
+        if (j < rows) row[me] = own[j] = me == j ? ELEMENT(root[0]) : own[j] / root[0];
+        WAIT
+        _Pragma("unroll") for (int i = j + 1; i < PANEL; i++)
+            if (i < rows) own[i] -= TIMES(CONJUGATE(row[i]), own[j]);
+    }
+    _Pragma("unroll") for (int i = 0; i < PANEL; i++)
+        if (i < rows) w[(long)i * pitch] = own[i];
+}
+#else
+__kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start,
+                                        const long matrix, const int pitch, const int width) {
     w += start + get_group_id(0) * matrix;
     for (int j = 0; j < width; j++) {
         __global Element *restrict row = w + (long)j * pitch;
         const ACC pivot = REAL_PART(row[j]), root = pivot > 0 ? SQRT(pivot) : 1;
-        if (me == 0 && !(pivot > 0)) note_matrix(fault, call, message);
-        WAIT
-        for (int c = j + me; c < width; c += WG) row[c] = c == j ? ELEMENT(root) : row[c] / root;
-        WAIT
-        for (int i = j + 1 + y; i < width; i += LANES_Y) {
+        if (!(pivot > 0)) note_matrix(fault, call, message);
+        for (int c = j; c < width; c++) row[c] = c == j ? ELEMENT(root) : row[c] / root;
+        for (int i = j + 1; i < width; i++) {
             __global Element *restrict below = w + (long)i * pitch;
             const Element factor = CONJUGATE(row[i]);
-            for (int c = i + x; c < width; c += LANES_X) below[c] -= TIMES(factor, row[c]);
+            for (int c = i; c < width; c++) below[c] -= TIMES(factor, row[c]);
         }
-        WAIT
     }
 }
+#endif
 
 __kernel void determinant(__global const Element *restrict w, __global const int *restrict pivots,
                           __global Element *restrict sign, __global ACC *restrict size,

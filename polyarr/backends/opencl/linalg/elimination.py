@@ -7,6 +7,7 @@ further columns of the matrix, so that elimination transforms them, too.
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import launch
 from polyarr.backends.opencl.linalg.matrices import INT32, LOWER, Call, block, matrices_of
+from polyarr.backends.opencl.linalg.triangular import substitute
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, permuted, reshaped, spec_of, swapped
 from polyarr.core.spec import Spec
@@ -18,15 +19,16 @@ def cholesky(device: Device, out: Spec, x: Buffer) -> Buffer:
         return device.empty(out)
     call = Call(device, "cholesky", x.shape, x.dtype)
     w, n = call.load(matrices_of(device, x), hermitian=True), x.shape[-1]
-    program, message = call.program("elimination"), call.message("; it must be positive definite")
+    program, work = call.for_panels("elimination", call.panel)
+    message = call.message("; it must be positive definite")
     for first in range(0, n, call.panel):
         last = min(first + call.panel, n)
         square, right = block(w, slice(first, last), slice(first, last)), block(w, slice(first, last), slice(last, n))
         program.eliminate_hermitian(
-            *call.per_matrix(), w.memory, *call.fault, message, square.offset, *w.strides[:2], last - first
+            *work, w.memory, *call.fault, message, square.offset, *w.strides[:2], last - first
         )  # fmt: skip
         if last < n:
-            call.substitute(swapped(square), right, conjugate=True)
+            substitute(call, swapped(square), right, conjugate=True)
             call.subtract_product(block(w, slice(last, n), slice(last, n)), call.adjoint(right), right)
     return call.store(out, swapped(w), keep=LOWER, conjugate=True)
 
@@ -68,7 +70,7 @@ def slogdet(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, 
     w = call.load(matrices_of(device, x))
     pivots = _eliminate(call, w, -1)
     sign, size = call.empty(1, 1), call.reals(1, 1)
-    call.program("elimination").determinant(
+    call.for_panels("elimination", n)[0].determinant(
         (call.count,), None, w.memory, pivots.memory, sign.memory, size.memory, *w.strides[:2], n, call.panel
     )  # fmt: skip
     return call.store(out[0], sign), call.store(out[1], size)
@@ -83,7 +85,7 @@ def _solution(call: Call, w: Buffer, x: Buffer) -> Buffer:
     for first in range((n - 1) // call.panel * call.panel, -1, -call.panel):
         last = min(first + call.panel, n)
         solved = block(sides, slice(first, last), slice(None))
-        call.substitute(block(w, slice(first, last), slice(first, last)), solved, upward=True)
+        substitute(call, block(w, slice(first, last), slice(first, last)), solved, upward=True)
         above = slice(first)
         call.subtract_product(block(sides, above, slice(None)), block(w, above, slice(first, last)), solved)
     return sides
@@ -95,18 +97,19 @@ def _eliminate(call: Call, w: Buffer, message: int) -> Buffer:
     Singular matrices are faults unless message is -1. L is left as elimination found it, without later exchanges.
     """
     _, n, columns = w.shape
-    pivots, program = call.device.empty(Spec((call.count, n), INT32)), call.program("elimination")
+    pivots = call.device.empty(Spec((call.count, n), INT32))
+    program, work = call.for_panels("elimination", n)
     for first in range(0, n, call.panel):
         last = min(first + call.panel, n)
         panel = slice(first, last)
         square, right = block(w, panel, panel), block(w, slice(first, n), slice(last, columns))
         program.eliminate(
-            *call.per_matrix(), w.memory, pivots.memory, *call.fault, message, square.offset, *w.strides[:2],
+            *work, w.memory, pivots.memory, *call.fault, message, square.offset, *w.strides[:2],
             n - first, last - first, first, n,
         )  # fmt: skip
         if last < columns:
             own = block(pivots._replace(shape=(call.count, 1, n), strides=(n, n, 1)), slice(1), panel)
-            call.substitute(square, right, divisor=0, pivots=own)
+            substitute(call, square, right, divisor=0, pivots=own)
             below, solved = slice(last, n), block(w, panel, slice(last, columns))
             call.subtract_product(block(w, below, slice(last, columns)), block(w, below, panel), solved)
     return pivots

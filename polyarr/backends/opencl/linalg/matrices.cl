@@ -1,27 +1,25 @@
-// What the decompositions share: moves of matrices between arrays, and triangular systems.
+// What the decompositions share: moves of matrices between arrays.
 //
 // Kernels  measure      write a power of two per matrix that scales its largest magnitude to about 1
 //          move         copy elements of matrices, by strides, with the options of `move` in matrices.py
 //          subtract     c -= p
-//          substitute   solve a triangular system of `width` equations for a chunk of columns of b, in place
 //          find_signs   write the element of largest magnitude of each column
 // Arrays   Matrices are located by steps: from matrix to matrix (long), from row to row, from column to column. Those
 //          that are not finite are faults if message is not -1 (measure: always).
-//          scales (matrices) of ACC; pivots of int; others of Element, a real or complex number. FAULT: see prelude.cl
+//          scales (matrices) of ACC; others of Element, a real or complex number. FAULT: see prelude.cl
 // Launch   measure      a group of WG per matrix
 //          move, subtract    groups of WG, one for `each` rows; rows of all matrices count
-//          substitute   a group of WG per matrix and chunk of CHUNK columns
-//          find_signs   likewise, with a chunk of WG columns
+//          find_signs   a group of WG per matrix and chunk of WG columns
 // Params   T, LOAD      dtype read by measure and move: storage type, load function
 //          OUT_T, STORE dtype written by move: storage type, store function
 //          ACC, COMPLEX see elements.cl; T and OUT_T are complex, too, if elements are
 //          MAX_SCALE    the largest scale; its reciprocal is a normal number, too
-//          WG, CHUNK    work-items per group, 1 on CPUs; columns of a chunk
+//          WG           work-items per group, 1 on CPUs
 #if !defined(T) || !defined(LOAD) || !defined(OUT_T) || !defined(STORE) || !defined(ACC) || !defined(WG)
 #error "matrices.cl needs T, LOAD, OUT_T, STORE, ACC and WG"
 #endif
-#if !defined(COMPLEX) || !defined(MAX_SCALE) || !defined(CHUNK)
-#error "matrices.cl needs COMPLEX, MAX_SCALE and CHUNK"
+#if !defined(COMPLEX) || !defined(MAX_SCALE)
+#error "matrices.cl needs COMPLEX and MAX_SCALE"
 #endif
 
 #include "complex_arithmetic.cl"
@@ -99,48 +97,6 @@ __kernel GROUP void subtract(__global Element *restrict c, __global const Elemen
     for (long r = first; r < last; r++) {
         const long g = r / rows, to = c_start + g * c_matrix + (r - g * rows) * c_row;
         for (int j = get_local_id(0); j < columns; j += WG) c[to + j] -= p[r * columns + j];
-    }
-}
-
-// The diagonal is that of m divided by `diagonal`; if that is 0, it is 1. First, rows are exchanged as pivots say.
-__kernel GROUP void substitute(__global const Element *restrict m, __global Element *b,
-                               __global const int *restrict pivots,
-                               const long m_start, const long m_matrix, const int m_row, const int m_column,
-                               const long b_start, const long b_matrix, const int b_row,
-                               const int pivot_start, const int pivot_matrix,
-                               const int width, const int columns, const int chunks, const int upward,
-                               const int diagonal, const int conjugated) {
-    const size_t g = get_group_id(0) / chunks;
-    const int begin = get_group_id(0) % chunks * CHUNK, end = MIN(begin + CHUNK, columns);
-    const int me = begin + get_local_id(0);
-    m += m_start + g * m_matrix;
-    b += b_start + g * b_matrix;
-    if (pivot_matrix)
-        for (int j = 0; j < width; j++) {
-            const long place = pivots[g * pivot_matrix + pivot_start + j];
-            __global Element *row = b + (long)j * b_row, *other = b + place * b_row;
-            if (row != other)
-                for (int c = me; c < end; c += WG) {
-                    const Element v = row[c];
-                    row[c] = other[c];
-                    other[c] = v;
-                }
-        }
-    for (int t = 0; t < width; t++) {
-        const int i = upward ? width - 1 - t : t;
-        __global Element *restrict row = b + (long)i * b_row;
-        for (int s = 0; s < t; s++) {
-            const int j = upward ? width - 1 - s : s;
-            const Element given = m[(long)i * m_row + (long)j * m_column];
-            const Element factor = conjugated ? CONJUGATE(given) : given;
-            __global const Element *restrict other = b + (long)j * b_row;
-            for (int c = me; c < end; c += WG) row[c] -= TIMES(factor, other[c]);
-        }
-        if (diagonal) {
-            const Element given = m[(long)i * (m_row + m_column)] / (ACC)diagonal;
-            const Element pivot = conjugated ? CONJUGATE(given) : given;
-            for (int c = me; c < end; c += WG) row[c] = OVER(row[c], pivot);
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-"""Parts of all decompositions: workspace for matrices, moves between arrays, triangular systems, and faults."""
+"""Parts of all decompositions: workspace for matrices, moves between arrays, and faults."""
 
 from math import prod
 from typing import Any
@@ -16,7 +16,8 @@ from polyarr.core.spec import COMPLEX, Spec, real_of
 
 INT32 = np.dtype("int32")
 GROUP = {"cpu": 1, "gpu": 128}  # work-items that share a matrix
-CHUNK = {"cpu": 256, "gpu": 128}  # columns of a triangular system for a work-group
+TALL_GROUP = {"cpu": 1, "gpu": 512}  # work-items that share a panel of a matrix of at least TALL rows
+TALL = 256
 PANEL = {"cpu": 64, "gpu": 32}  # columns that a work-group eliminates before the rest is updated by a product
 MAX_SCALE = {"float": "0x1p126f", "double": "0x1p1000"}
 EVERYTHING, LOWER, UPPER = 0, -1, 1  # triangles to keep
@@ -66,6 +67,15 @@ class Call:
     def program(self, stem: str, **macros: Any) -> Program:
         """Return the program of a file for this dtype."""
         return self.device.plans[_program](stem, self.acc, self.group, *macros.items())
+
+    def for_panels(self, stem: str, rows: int) -> tuple[Program, tuple[tuple[int], tuple[int]]]:
+        """Return the program of a file for panels of so many rows, and the global and local size of its work-groups."""
+        limit = self.device.features.max_work_group
+        group = self.group if rows < TALL else max(self.group, min(TALL_GROUP[self.kind], limit))
+        if rows <= self.panel:
+            group = min(self.group, 1 << (self.panel - 1).bit_length())
+        macros = stem, self.acc, group, ("PANEL", self.panel)
+        return self.device.plans[_program](*macros), ((self.count * group,), (group,))
 
     def _mover(self, source: np.dtype, target: np.dtype) -> Program:
         return self.device.plans[_mover](source, target, self.group)
@@ -168,30 +178,6 @@ class Call:
         program = self._mover(self.acc, self.acc)
         program.subtract(work, group, c.memory, p.memory, c.offset, *c.strides[:2], *c.shape[1:], *total)
 
-    def substitute(
-        self, m: Buffer, b: Buffer, *, upward: bool = False, divisor: int = 1, conjugate: bool = False,
-        pivots: Buffer | None = None,
-    ) -> None:  # fmt: skip
-        """Replace b by the solution of m y = b.
-
-        Args:
-            m: Triangular matrices: lower ones or, if upward, upper ones. The other triangle is not read.
-            b: Matrices with contiguous rows, at least as many as m has.
-            upward: Whether the last row is solved first.
-            divisor: Divides the diagonal of m. 0 for a diagonal of ones, which is not read.
-            conjugate: Whether m is conjugated.
-            pivots: Rows of b that are exchanged with each other first: j with pivots[:, j].
-        """
-        columns, exchanges = b.shape[2], pivots or m
-        chunks = -(-columns // CHUNK[self.kind])
-        memories = m.memory, b.memory, exchanges.memory
-        program = self._mover(self.acc, self.acc)
-        program.substitute(
-            *self.per_matrix(chunks), *memories, m.offset, *m.strides, b.offset, *b.strides[:2],
-            exchanges.offset, exchanges.strides[0] if pivots else 0, m.shape[1], columns, chunks, int(upward), divisor,
-            int(conjugate),
-        )  # fmt: skip
-
     def signs(self, x: Buffer) -> Buffer:
         """Return the element of largest magnitude of each column; x is dense."""
         found, chunks = self.empty(x.shape[2]), -(-x.shape[2] // self.group)
@@ -219,8 +205,8 @@ def _arithmetic(dtype: np.dtype) -> dict[str, Any]:
 
 def _mover(device: Device, source: np.dtype, target: np.dtype, group: int) -> Program:
     """Return the program of matrices.cl that moves from one dtype to the other; both have the same arithmetic."""
-    read, written, kind, macros = types(source), types(target), device.geometry.kind, _arithmetic(source)
+    read, written, macros = types(source), types(target), _arithmetic(source)
     return device.build(
         "matrices", T=read["T"], LOAD=read["LOAD"], OUT_T=written["T"], STORE=written["STORE"], **macros,
-        MAX_SCALE=MAX_SCALE[macros["ACC"]], WG=group, CHUNK=CHUNK[kind],
+        MAX_SCALE=MAX_SCALE[macros["ACC"]], WG=group,
     )  # fmt: skip

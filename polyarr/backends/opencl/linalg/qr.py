@@ -8,6 +8,7 @@ Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee 2006, doi:10.1145/11
 
 from polyarr.backends.opencl.gemm.matmul import matmul
 from polyarr.backends.opencl.linalg.matrices import UPPER, Call, block, diagonal, matrices_of
+from polyarr.backends.opencl.linalg.triangular import substitute
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.spec import Spec
@@ -33,13 +34,13 @@ def factorize(call: Call, w: Buffer) -> Buffer:
 
     w and the vectors are dense (matrices, rows, columns), with at least as many rows as columns.
     """
-    v, program = call.zeros(*w.shape[1:]), call.program("qr", PANEL=call.panel)
-    _, m, n = w.shape
+    v, (_, m, n) = call.zeros(*w.shape[1:]), w.shape
+    program, work = call.for_panels("qr", m)
     for first, last in _panels(call, n):
         rows = slice(first, m)
         here = block(w, rows, slice(first, last))
         program.reflect(
-            *call.per_matrix(), w.memory, v.memory, here.offset, *w.strides[:2], m - first, last - first
+            *work, w.memory, v.memory, here.offset, *w.strides[:2], m - first, last - first
         )  # fmt: skip
         if last < n:
             _reflect(call, block(v, rows, slice(first, last)), block(w, rows, slice(last, n)), last_first=False)
@@ -63,5 +64,5 @@ def _reflect(call: Call, v: Buffer, c: Buffer, *, last_first: bool) -> None:
     width, adjoint = v.shape[2], call.adjoint(v)
     gram = matmul(call.device, Spec((call.count, width, width), v.dtype), adjoint, v)
     inner = matmul(call.device, Spec((call.count, width, c.shape[2]), v.dtype), adjoint, c)
-    call.substitute(gram, inner, upward=last_first, divisor=2)
+    substitute(call, gram, inner, upward=last_first, divisor=2)
     call.subtract_product(c, v, inner)

@@ -21,6 +21,8 @@ def device(request, backend, as_gpu, monkeypatch):  # noqa: F811
     """A backend whose panels and blocks are narrow, so that small matrices have several, and kernels compile fast."""
     monkeypatch.setattr(matrices, "PANEL", {"cpu": 5, "gpu": 5})
     monkeypatch.setattr(matrices, "GROUP", {"cpu": 1, "gpu": 16})
+    monkeypatch.setattr(matrices, "TALL_GROUP", {"cpu": 1, "gpu": 32})
+    monkeypatch.setattr(matrices, "TALL", 20)
     monkeypatch.setattr(jacobi, "MAX_HALF", 4)
     # Without optimization PoCL 3 computes find_rotations wrong.
     monkeypatch.setattr(as_gpu.upload.__self__.programs, "options", [])
