@@ -25,7 +25,8 @@ def one_axis(op: str, x, axis: int, extra: int = 0) -> int:
     """
     axis, ndim = whole(op, "axis", axis), len(x.shape) + extra
     if not -ndim <= axis < ndim:
-        raise AxisError(f"{op}: x is {spec_of(x)}; axis {axis} must be from {-ndim} to {ndim - 1}")
+        allowed = f"axis {axis} must be from {-ndim} to {ndim - 1}" if ndim else f"it has no axis {axis}, or any other"
+        raise AxisError(f"{op}: x is {spec_of(x)}; {allowed}")
     return axis % ndim
 
 
