@@ -1,5 +1,6 @@
 """Helpers for comparisons with the samples of PyTorch's op_db: one sample is run by PyTorch and by polyarr."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,9 @@ import polyarr as pa
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # torch.testing needs it, but torch does not install it
 WITHIN = {"float64": {"rtol": 1e-10, "atol": 1e-10}, "float32": {"rtol": 2e-4, "atol": 2e-4}}
+PARTS = {"complex128": "float64", "complex64": "float32"}  # dtype of the parts of complex numbers
+DTYPES = (*WITHIN, *PARTS)
+COUNTS: Counter = Counter()  # samples that agree, by backend
 
 
 class Absent(Exception):  # noqa: N818 (it is no error)
@@ -55,17 +59,51 @@ def called(function: Callable, sample, arrays) -> Any:
     return function(*taken, **named)
 
 
-def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "float64", orders: int = 2) -> None:
-    """Compare values, gradients and gradients of gradients with PyTorch's, which computes in float64.
+def samples(info, dtype: str) -> Iterator:
+    """Yield the samples, with as many orders of gradients as PyTorch has; for values, also in other dtypes."""
+    orders = (1 + info.supports_gradgrad) if info.supports_autograd else 0
+    wide = torch.complex128 if dtype in PARTS else torch.float64
+    if info.supports_dtype(wide, "cpu"):
+        yield from ((sample, orders) for sample in info.sample_inputs("cpu", wide, requires_grad=orders > 0))
+    if dtype == "float64":
+        for other in (torch.int64, torch.bool):
+            if info.supports_dtype(other, "cpu"):
+                yield from ((sample, 0) for sample in info.sample_inputs("cpu", other))
 
-    Inputs are rounded to dtype for both. Raises Absent if polyarr lacks what the sample needs.
+
+def compare_all(info, reference: Callable, function: Callable, backend, dtype: str) -> Counter:
+    """Compare every sample of an entry of op_db; return how many agree, and why others were not compared.
+
+    Only integers and bools may be refused for their dtype.
     """
-    within = WITHIN[dtype]
-    floating = lambda a: a.dtype == torch.float64
+    if dtype not in [d.name for d in backend.dtypes]:
+        pytest.skip(f"no {dtype}")
+    found, rng = Counter(), np.random.default_rng(1)
+    for sample, orders in samples(info, dtype):
+        try:
+            compare(reference, function, sample, rng, dtype, orders)
+            found["agree"] += 1
+        except Absent:
+            found["asks for what polyarr does not have"] += 1
+        except pa.DtypeError:
+            assert not any(a.is_floating_point() or a.is_complex() for a in tensors(sample)[:1])
+            found["refused dtype"] += 1
+    COUNTS[backend.name] += found["agree"]
+    print(f"{info.name} in {dtype} on {backend.name}: {dict(found)}; {COUNTS[backend.name]} so far")
+    return found
+
+
+def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "float64", orders: int = 2) -> None:
+    """Compare values, gradients and gradients of gradients with PyTorch's, which computes in float64 or complex128.
+
+    Inputs are rounded to dtype, or if they are real to that of its parts, for both. PyTorch's gradient of a real
+    function of z = x + iy is df/dx + i df/dy, the conjugate of polyarr's: of the former the conjugate is taken.
+    Raises Absent if polyarr lacks what the sample needs.
+    """
+    within = WITHIN[PARTS.get(dtype, dtype)]
     at = [i for i, a in enumerate(tensors(sample)) if a.requires_grad]
-    given = [a.detach().clone() for a in tensors(sample)]
-    given = [a.to(getattr(torch, dtype)).to(torch.float64) if floating(a) else a for a in given]
-    arrays = [pa.asarray(a.numpy(), dtype=dtype if floating(a) else None) for a in given]
+    given = [rounded(a.detach().clone(), dtype) for a in tensors(sample)]
+    arrays = [pa.asarray(host(a), dtype=narrow(a, dtype)) for a in given]
     mine = list(flat(called(function, sample, arrays)))
     given = [a.requires_grad_(i in at) for i, a in enumerate(given)]
     theirs = list(flat(called(reference, sample, given)))
@@ -76,16 +114,16 @@ def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "
     if not (at and taken and orders):
         return
 
-    spread = lambda a: np.asarray(rng.standard_normal(tuple(a.shape))).astype(dtype)
-    cotangents = {i: spread(theirs[i]) for i in taken}
+    cotangents = {i: normal(rng, theirs[i], dtype) for i in taken}
     starts = [given[i] for i in at]
-    weighted = sum((theirs[i] * torch.from_numpy(cotangents[i].astype("d"))).sum() for i in taken)
+    weighted = sum((theirs[i] * wide(cotangents[i])).sum().real for i in taken)
     first = torch.autograd.grad(weighted, starts, create_graph=orders > 1, materialize_grads=True)
+    first = [t.conj() for t in first]
 
     def loss(*a):
         filled = dict(zip(at, a, strict=True))
         found = list(flat(called(function, sample, [filled.get(i, b) for i, b in enumerate(arrays)])))
-        return sum(pa.sum(found[i] * pa.asarray(cotangents[i])) for i in taken)
+        return sum(pa.real(pa.sum(found[i] * pa.asarray(cotangents[i]))) for i in taken)
 
     every = tuple(range(len(at)))
     own = [arrays[i] for i in at]
@@ -94,23 +132,53 @@ def compare(reference: Callable, function: Callable, sample, rng, dtype: str = "
         same(found, want, sample, **within)
     if orders < 2:
         return
-    turns = [spread(a) for a in starts]
-    # Maps a gradient t to t / sqrt(1 + t * t): the cosine of a large t would be as good as random.
-    turned = [(t * torch.rsqrt(1 + t * t), torch.from_numpy(v.astype("d"))) for t, v in zip(first, turns, strict=True)]
-    turned = sum((t * v).sum() for t, v in turned)
-    turned = turned + sum(a.sum() for a in starts) * 0
+    turns = [normal(rng, a, dtype) for a in starts]
+    # Maps a gradient t to t / sqrt(1 + |t|^2): the cosine of a large t would be as good as random.
+    turned = [(t * torch.rsqrt(1 + (t * t.conj()).real), wide(v)) for t, v in zip(first, turns, strict=True)]
+    turned = sum((t * v).sum().real for t, v in turned)
+    turned = turned + sum(a.sum().real for a in starts) * 0
     second = torch.autograd.grad(turned, starts, materialize_grads=True)
-    turn = lambda t, v: pa.sum(t * pa.rsqrt(1 + t * t) * pa.asarray(v))
+    turn = lambda t, v: pa.real(pa.sum(t * pa.rsqrt(1 + pa.real(t * pa.conj(t))) * pa.asarray(v)))
     dot = lambda *a: sum(turn(t, v) for t, v in zip(gradient(*a), turns, strict=True))
     for found, want in zip(pa.grad(dot, argnums=every)(*own), second, strict=True):
-        same(found, want, sample, **within)
+        same(found, want.conj(), sample, **within)
+
+
+def narrow(a, dtype: str) -> str | None:
+    """Return the dtype of a tensor's kind and of the precision of dtype; None for integers and bools."""
+    parts = PARTS.get(dtype, dtype)
+    if a.is_complex():
+        return next(name for name, real in PARTS.items() if real == parts)
+    return parts if a.is_floating_point() else None
+
+
+def rounded(a, dtype: str):
+    """Return a tensor with its values rounded as polyarr gets them."""
+    return a if narrow(a, dtype) is None else a.to(getattr(torch, narrow(a, dtype))).to(a.dtype)
+
+
+def normal(rng, a, dtype: str) -> np.ndarray:
+    """Return normal numbers of the shape and kind of a tensor, in the precision of dtype."""
+    draw = lambda: rng.standard_normal(tuple(a.shape))
+    return np.asarray(draw() + 1j * draw() if a.is_complex() else draw(), dtype=narrow(a, dtype))
+
+
+def wide(array: np.ndarray):
+    """Return an array as a tensor in float64 or complex128."""
+    return torch.from_numpy(array.astype("D" if array.dtype.kind == "c" else "d"))
+
+
+def host(a) -> np.ndarray:
+    """Return a tensor's values."""
+    return a.detach().resolve_conj().resolve_neg().numpy()
 
 
 def same(mine, theirs, sample, *, rtol: float, atol: float) -> None:
     """Assert that two results agree."""
-    mine, theirs = mine.numpy(), theirs.detach().numpy()
+    mine, theirs = mine.numpy(), host(theirs)
     assert mine.shape == theirs.shape, (mine.shape, theirs.shape, sample)
+    assert (mine.dtype.kind == "c") == (theirs.dtype.kind == "c"), (mine.dtype, theirs.dtype, sample)
     if mine.dtype.kind in "biu":
         np.testing.assert_array_equal(mine, theirs, err_msg=str(sample))
         return
-    np.testing.assert_allclose(mine.astype("d"), theirs.astype("d"), rtol=rtol, atol=atol, err_msg=str(sample))
+    np.testing.assert_allclose(mine, theirs, rtol=rtol, atol=atol, err_msg=str(sample))

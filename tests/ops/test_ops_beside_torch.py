@@ -1,21 +1,21 @@
 """Ops against PyTorch: values, gradients and gradients of gradients of the samples of its own tests.
 
-In float64 on every backend, and in float32 beside PyTorch's float64. Runs where torch and expecttest are installed, as
-in `make test-transformers`; test_convolutions_beside_torch.py has convolutions and pools. A sample that asks for
-what polyarr does not have is not compared, nor is one in dtypes that polyarr refuses.
+In float64 and complex128 on every backend, and in float32 and complex64 beside PyTorch's float64 and complex128. Runs
+where torch and expecttest are installed, as in `make test-transformers`; test_convolutions_beside_torch.py has
+convolutions and pools. A sample that asks for what polyarr does not have is not compared, nor is one in dtypes that
+polyarr refuses.
 """
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 
 import polyarr as pa
-from tests.ops.beside_pytorch import WITHIN, Absent, compare, infos, torch
+from polyarr import ops
+from tests.ops.beside_pytorch import DTYPES, PARTS, Absent, compare, compare_all, infos, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-COUNTS: Counter = Counter()
 
 
 def lack(condition: object) -> None:
@@ -390,6 +390,9 @@ OURS = {
     "__rsub__": lambda x, y: y - x,
     "mul": pa.multiply,
     "neg": pa.negative,
+    "sgn": pa.sign,
+    "imag": pa.imag,
+    "complex": ops.complex,
     "bitwise_not": pa.bitwise_invert,
     "div.no_rounding_mode": divide,
     "div.floor_rounding": divide,
@@ -495,6 +498,21 @@ OURS = {
     "nn.functional.embedding": embedding,
     "nn.functional.scaled_dot_product_attention": attention,
 }
+THEIRS = {"sgn": lambda x: torch.sgn(x).detach()}  # polyarr's has no gradient
+REAL_IN_PYTORCH = """atan2 ceil complex copysign erf floor hypot remainder round sign signbit trunc floor_divide maximum
+minimum bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift bitwise_not isin nn.functional.relu
+nn.functional.silu nn.functional.gelu div.floor_rounding div.trunc_rounding lt le gt ge max.binary min.binary clamp
+clamp_min clamp_max round.decimals_0 amax amin max.reduction_no_dim min.reduction_no_dim max.reduction_with_dim
+min.reduction_with_dim argmax argmin slice_scatter select_scatter msort sort argsort topk searchsorted unique softmax
+log_softmax nn.functional.layer_norm nn.functional.group_norm nn.functional.instance_norm nn.functional.batch_norm
+nn.functional.cross_entropy nn.functional.mse_loss nn.functional.embedding
+nn.functional.scaled_dot_product_attention""".split()
+REAL_IN_POLYARR = """logical_and logical_or logical_xor logical_not logaddexp logsumexp sigmoid var var.unbiased std
+std.unbiased var_mean var_mean.unbiased std_mean std_mean.unbiased nn.functional.linear
+nn.functional.rms_norm""".split()
+COMPLEX = ["imag"]  # in PyTorch
+REAL = REAL_IN_PYTORCH + REAL_IN_POLYARR
+CASES = [(name, dtype) for name in OURS for dtype in DTYPES if name not in (REAL if dtype in PARTS else COMPLEX)]
 
 
 @pytest.fixture(scope="module")
@@ -503,36 +521,18 @@ def entries():
     return {f"{info.name}.{info.variant_test_name}".rstrip("."): info for info in infos()}
 
 
-def samples(info, dtype):
-    """Yield the samples in floats, with as many orders of gradients as PyTorch has; for values, other dtypes, too."""
-    orders = (1 + info.supports_gradgrad) if info.supports_autograd else 0
-    if info.supports_dtype(torch.float64, "cpu"):
-        yield from ((sample, orders) for sample in info.sample_inputs("cpu", torch.float64, requires_grad=orders > 0))
-    if dtype == "float64":
-        for other in (torch.int64, torch.bool):
-            if info.supports_dtype(other, "cpu"):
-                yield from ((sample, 0) for sample in info.sample_inputs("cpu", other))
-
-
-@pytest.mark.parametrize("dtype", WITHIN)
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_every_sample_of_pytorch(backend, entries, name, dtype):
-    if dtype not in [d.name for d in backend.dtypes]:
-        pytest.skip(f"no {dtype}")
     if name not in entries:
         pytest.skip(f"PyTorch {torch.__version__} has no samples of {name}")
-    compared, rng = Counter(), np.random.default_rng(1)
-    for sample, orders in samples(entries[name], dtype):
-        floats = sample.input if isinstance(sample.input, torch.Tensor) else sample.input[0]
-        try:
-            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which has a second order
-                compare(entries[name].op, OURS[name], sample, rng, dtype, orders)
-            compared["agree"] += 1
-        except Absent:
-            compared["asks for what polyarr does not have"] += 1
-        except pa.DtypeError:
-            assert floats.dtype != torch.float64
-            compared["refused dtype"] += 1
-    COUNTS[backend.name] += compared["agree"]
-    print(f"{name} in {dtype} on {backend.name}: {dict(compared)}; {COUNTS[backend.name]} so far")
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # which has a second order
+        reference = THEIRS.get(name, entries[name].op)
+        compared = compare_all(entries[name], reference, OURS[name], backend, dtype)
     assert compared["agree"] or dtype == "float32"
+
+
+@pytest.mark.parametrize("name", REAL_IN_POLYARR)
+def test_polyarr_refuses_complex_numbers(entries, name):
+    sample = next(entries[name].sample_inputs("cpu", torch.complex128))
+    with pytest.raises((Absent, pa.DtypeError)):
+        compare(entries[name].op, OURS[name], sample, None, "complex128", 0)
