@@ -84,13 +84,13 @@ def content(sample) -> str:
     return str(mapped(of, [sample.input, *sample.args, *sample.kwargs.items()]))
 
 
-def compare_all(info, reference: Callable, function: Callable, backend, dtype: str) -> Counter:
+def compare_all(info, reference: Callable, function: Callable, backend, dtype: str, most: int = 2) -> Counter:
     """Compare every sample of an entry of op_db; return how many agree, and why others were not compared.
 
-    Gradients are compared up to the second order, of complex64 the first. Only integers and bools may be refused for
-    their dtype.
+    Gradients are compared up to most orders, of complex64 the first. Only integers and bools may be refused for their
+    dtype.
     """
-    most = 1 if dtype == "complex64" else 2
+    most = 1 if dtype == "complex64" else most
     if dtype not in [d.name for d in backend.dtypes]:
         pytest.skip(f"no {dtype}")
     found, rng = Counter(), np.random.default_rng(1)

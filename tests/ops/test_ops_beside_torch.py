@@ -2,8 +2,8 @@
 
 In float64 and complex128 on every backend, and in float32 and complex64 beside PyTorch's float64 and complex128. Runs
 where torch and expecttest are installed, as in `make test-transformers`; test_convolutions_beside_torch.py has
-convolutions and pools, test_fft_beside_torch.py Fourier transforms. A sample that asks for what polyarr does not have
-is not compared, nor is one in dtypes that polyarr refuses.
+convolutions and pools, test_fft_beside_torch.py Fourier transforms, test_linalg_beside_torch.py decompositions. A
+sample that asks for what polyarr does not have is not compared, nor is one in dtypes that polyarr refuses.
 """
 
 import math
