@@ -178,11 +178,12 @@ def test_blocks_take_the_place_of_the_first_runs_memory(backend, write, monkeypa
         pytest.skip("what CUDA shares comes in chunks")
     gc.collect()  # arrays of other tests go back to the pool now, and not during this one
     device.pool.free_held()
+    unused = device.pool.managed_bytes - device.pool.active_bytes  # the pool rounds sizes up
     lost = [device.empty(X) for _ in range(100)]
     del lost
     for _ in range(2):
         runs.run([x])
-    assert device.pool.managed_bytes - device.pool.active_bytes < 50 * 128
+    assert device.pool.managed_bytes - device.pool.active_bytes < unused + 50 * 128
     runs.check(x)
 
 
