@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from tests import passed
+from tests.conftest import Reuse
 from tests.helpers.root import ROOT
 
 FILES = {
@@ -155,3 +157,14 @@ def test_only_what_passed_in_full_is_left_out(tmp_path):
     assert run() == (every, [])
     file.write_text(TESTS + "\n")
     assert run("--reuse") == (every, ["0"])
+
+
+@pytest.mark.parametrize(
+    ("status", "reused", "due"), [("OK", 3, "OK"), ("OK", 0, "TESTS_FAILED"), ("TESTS_FAILED", 3, "TESTS_FAILED")]
+)
+def test_a_kit_of_which_only_skips_are_left_has_passed(status, reused, due):
+    """The kit's recorder has set the session's status, because no case passed in this run."""
+    reuse, session = Reuse(SimpleNamespace()), SimpleNamespace(exitstatus=pytest.ExitCode.TESTS_FAILED)
+    reuse.reused = reused
+    reuse.pytest_sessionfinish(session, pytest.ExitCode[status])
+    assert session.exitstatus == pytest.ExitCode[due]
