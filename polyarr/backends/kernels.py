@@ -427,7 +427,7 @@ def of_matrices(
         fn: (lib, x, *more) -> array or tuple of arrays.
         required: Condition on x for a result to exist; "" if every finite x has one.
         lacks: (lib, x) -> whether some x does not meet it. Called if results are not finite, because a library may
-            return nan instead of raising an error. None: such results always tell so.
+            return nan instead of raising an error. None: some x never meets it then.
         empty: Results for matrices without elements.
     """
     raised = getattr(lib.linalg, "LinAlgError", np.linalg.LinAlgError)

@@ -55,7 +55,7 @@ def transform(device: Device, x: Buffer, axis: int, *, inverse: bool, scale: flo
 
 
 class Limits(NamedTuple):
-    """What fits into a work-group.
+    """Limits of a work-group on a device.
 
     Attributes:
         vector: Lanes that a work-item computes at once.
