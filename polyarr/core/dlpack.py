@@ -258,7 +258,7 @@ def exported(
         asked = {"stream": stream, "max_version": max_version, "copy": copy}
         made = shared.__dlpack__(**{name: value for name, value in asked.items() if value is not None})
         if here[0] in HOST and copy is False and _versioned(made) is None:
-            given = f"max_version is {max_version}, which cannot tell that memory is read-only"
+            given = f"max_version is {max_version}, which has no flag for read-only memory"
             raise BufferError(f"__dlpack__: {given}; it must be {VERSION} or higher without a copy")
         return made if copy else _flagged(made, READ_ONLY)
     if copy is False or there != CPU:

@@ -18,7 +18,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def error(found: pa.Array, due: np.ndarray) -> float:
-    """Return the root mean square error in terms of that of the result, in eps of float32."""
+    """Return the root mean square error divided by the root mean square of the result, in eps of float32."""
     size = np.sqrt(np.mean(np.abs(due) ** 2))
     return float(np.sqrt(np.mean(np.abs(found.numpy() - due) ** 2)) / size / np.finfo(np.float32).eps)
 
