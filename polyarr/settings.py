@@ -19,10 +19,8 @@ VARIABLES = {
     "with what the op requires, and refuse another shape, dtype, size or device: slower, for tests of kernels",
     "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
     "folder, `~/.cache`)",
-    "POLYARR_CUDA_MEMORY=1": "have NVIDIA's devices that are started now keep arrays where CUDA finds them, so that "
-    "PyTorch, CuPy and JAX share them through DLPack without a copy; compiled functions that run in a row, with "
-    "nothing but reading and uploading in between, are launched as graphs of CUDA then: training steps, and tokens of "
-    "a text",
+    "POLYARR_DRIVER": "cuda or opencl: the driver of NVIDIA's devices that are started now; by default CUDA's, where "
+    "it is there. The compiler is OpenCL's in both cases",
     "POLYARR_COMPILE=0": "what polyarr.compile gives from now on calls the plain function, for debugging",
     "POLYARR_VARIANTS": "use only these of the kernels that are for some devices, separated by commas; empty for none",
     "POLYARR_KERNELS": "cpu or gpu: run the kernels for such devices, whatever the OpenCL device is; for tests",

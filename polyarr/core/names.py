@@ -406,7 +406,7 @@ _INSTEAD = {
 _INSTEAD_IN_COMPILE = {
     "a function is always captured whole": "fullgraph",
     "numbers may change; each shape is captured once": "dynamic shapeless",
-    "there is one mode, and POLYARR_CUDA_MEMORY=1 for CUDA graphs": "mode options",
+    "there is one mode; on NVIDIA GPUs it makes CUDA graphs": "mode options",
     "a function runs on the backend of its arrays": "backend device",
 }
 _IN_LINALG = """cholesky cross det eig eigh eigvals eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet

@@ -153,7 +153,7 @@ def test_debug_shows_the_compilers_own_words(backend, monkeypatch, tmp_path, val
     monkeypatch.setattr(program, "arguments_of", lambda stem, macros: {"strange": None})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        program.ProgramCache(device.context, device.cl_device, device.commands, {}).get("odd", {})
+        program.ProgramCache(device.cl_device, device.commands, {}).get("odd", {})
     assert [("strange" in str(w.message), w.category) for w in caught] == [(True, cl.CompilerWarning)] * shown
 
 

@@ -24,8 +24,17 @@ def start(device: str | None = None) -> Backend:
         BackendError: There is no usable device, or none of that name.
     """
     _choose_caches()
-    from polyarr.backends.opencl.copying.copy import download
     from polyarr.backends.opencl.devices import select
+
+    found = select(device)
+    if found not in _backends:
+        _backends[found] = backend_of(found)
+    return _backends[found]
+
+
+def backend_of(device: Any) -> Backend:
+    """Return the backend of a Device."""
+    from polyarr.backends.opencl.copying.copy import download
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
@@ -35,33 +44,30 @@ def start(device: str | None = None) -> Backend:
     from polyarr.backends.opencl.tuning.speed import peaks_of
     from polyarr.backends.opencl.tuning.tune import tuning_of
 
-    found = select(device)
-    if found not in _backends:
-        kernels, found.commands.graphs = make_kernels(found), found.vendor.graphs(found)
-        _backends[found] = Backend(
-            found.name,
-            kernels,
-            upload=found.upload,
-            download=partial(download, found),
-            synchronize=found.synchronize,
-            **_dtypes(found.features),
-            hardware=found.cl_device.name.strip(),
-            memory=found.memory,
-            unordered=unordered(found),
-            guarded=found.guarded,
-            observing=partial(observing, found, frozenset(map(id, kernel_functions(kernels)))),
-            peaks=found.plans[peaks_of],
-            tuning=tuning_of(found),
-            handle=handle_of(found),
-            home=found,
-            reads=READS,
-            dlpack=found.vendor.dlpack(found),
-            precisions=precisions(found),
-            replay=replay_of(found),
-            fusion=fusion_of(found),
-            collectives=collectives_of(found),
-        )
-    return _backends[found]
+    kernels, device.commands.graphs = make_kernels(device), device.vendor.graphs(device)
+    return Backend(
+        device.name,
+        kernels,
+        upload=device.upload,
+        download=partial(download, device),
+        synchronize=device.synchronize,
+        **_dtypes(device.features),
+        hardware=device.cl_device.name.strip(),
+        memory=device.memory,
+        unordered=unordered(device),
+        guarded=device.guarded,
+        observing=partial(observing, device, frozenset(map(id, kernel_functions(kernels)))),
+        peaks=device.plans[peaks_of],
+        tuning=tuning_of(device),
+        handle=handle_of(device),
+        home=device,
+        reads=READS,
+        dlpack=device.vendor.dlpack(device),
+        precisions=precisions(device),
+        replay=replay_of(device),
+        fusion=fusion_of(device),
+        collectives=collectives_of(device),
+    )
 
 
 def _dtypes(features: Any) -> dict[str, frozenset[Any]]:

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.driver import OpenCL
 from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec
 
 
 class Handle(NamedTuple):
-    """The `handle` of an OpenCL backend: what kernels of other packages may use.
+    """The `handle` of an OpenCL backend: what kernels of other packages may use. NVIDIA's takes POLYARR_DRIVER=opencl.
 
     Everything else in this package may change from one version to the next. Kernels receive and return Buffers,
     which have memory (for PyOpenCL), shape, dtype, strides and offset (both in elements).
@@ -50,7 +52,22 @@ class QueueLock:
         self._lock.__exit__(*error)
 
 
-def handle_of(device: Device) -> Handle:
+class NoHandle:
+    """In place of a Handle, where kernels of OpenCL's cannot use the memory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, field: str) -> Any:
+        raise BackendError(
+            f"handle.{field}: {self._name} runs on CUDA's driver, whose memory OpenCL's kernels cannot use; set "
+            "POLYARR_DRIVER=opencl"
+        )
+
+
+def handle_of(device: Device) -> Handle | NoHandle:
     """Return the handle of a device."""
+    if type(device.driver) is not OpenCL:
+        return NoHandle(device.name)
     lock = QueueLock(device)
     return Handle(device.cl_device, device.context, device.queue, lock, device.empty, partial(dense, device))

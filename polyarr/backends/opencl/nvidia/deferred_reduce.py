@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.nvidia.cuda import Cuda, SharedPool
+from polyarr.backends.opencl.nvidia.driver import CudaDriver
 from polyarr.backends.opencl.nvidia.nccl import KINDS, Communicator, Nccl, load
 from polyarr.backends.opencl.ranks.buckets import Buckets, Placement
 from polyarr.backends.opencl.runtime.device import Device
@@ -17,12 +17,8 @@ from polyarr.core.spec import float16, float32
 
 
 def communicator_of(device: Device) -> Callable[[], Rendezvous] | None:
-    """Return how processes meet to reduce on their devices; None on devices that are not NVIDIA's."""
-    return partial(_prepared, device) if device.features.nvidia else None
-
-
-def _cuda_of(device: Device) -> Cuda:
-    return device.pool.cuda if type(device.pool) is SharedPool else Cuda(device.context)
+    """Return how processes meet to reduce on their devices; None on devices that do not use CUDA's driver."""
+    return partial(_prepared, device) if type(device.driver) is CudaDriver else None
 
 
 def _prepared(device: Device) -> Rendezvous:
@@ -31,14 +27,14 @@ def _prepared(device: Device) -> Rendezvous:
     Raises:
         BackendError: One of them is missing.
     """
-    nccl, cuda = Nccl(load()), _cuda_of(device)
-    join = partial(_join, device, nccl, cuda)
+    nccl, cuda = Nccl(load()), device.driver.cuda
+    join = partial(_join, device, nccl)
     return Rendezvous(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.unique_id, join)
 
 
-def _join(device: Device, nccl: Nccl, cuda: Cuda, unique_id: bytes, rank: int, size: int) -> Reduce:
-    communicator = Communicator(nccl, cuda, unique_id, rank, size)
-    buckets = Buckets(device, cuda.allocate)
+def _join(device: Device, nccl: Nccl, unique_id: bytes, rank: int, size: int) -> Reduce:
+    communicator = Communicator(nccl, device.driver.cuda, unique_id, rank, size)
+    buckets = Buckets(device)
     weakref.finalize(buckets, communicator.end)  # when no reduction is possible any more, or the process ends
     return Reduction(device, buckets, communicator).reduce
 

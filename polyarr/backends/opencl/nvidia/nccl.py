@@ -95,8 +95,8 @@ class Communicator:
         with self._cuda.current():
             self._nccl("ncclGroupStart")
             try:
-                for chunk, nbytes in spans:
-                    place, count = c_void_p(chunk.address), c_size_t(nbytes // dtype.itemsize)
+                for memory, nbytes in spans:
+                    place, count = c_void_p(memory.int_ptr), c_size_t(nbytes // dtype.itemsize)
                     self._nccl("ncclAllReduce", place, place, count, code, operation, self._own, c_void_p(self._stream))
             finally:
                 self._nccl("ncclGroupEnd")

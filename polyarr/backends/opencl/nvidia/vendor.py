@@ -5,8 +5,8 @@ from typing import Any
 from polyarr.backends.opencl.nvidia import (
     attention_wgmma,
     conv_tma,
-    cuda,
     deferred_reduce,
+    driver,
     graphs,
     mma,
     sharing,
@@ -23,11 +23,8 @@ class Nvidia(Vendor):
     attention = (attention_wgmma.VARIANT,)
     convolution = conv_tma.VARIANTS
 
-    def pool(self, context: Any, plain: Any) -> Any:
-        return cuda.pool_of(context, plain)
-
-    def is_lent(self, memory: Any) -> bool:
-        return cuda.is_lent(memory)
+    def driver(self, context: Any, device: Any) -> Any:
+        return driver.driver_of(context, device)
 
     def graphs(self, device: Any) -> Any:
         return graphs.graphs_of(device)

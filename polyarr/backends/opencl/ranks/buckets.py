@@ -4,21 +4,22 @@ The results are views of the bucket. It is reused when nobody holds any of them.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyopencl as cl
 
 from polyarr.backends.opencl.copying.copy import dense, write
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
-from polyarr.backends.opencl.runtime.chunk import GRANULE, MAX_BUFFER_BYTES, Chunk
 from polyarr.backends.opencl.runtime.commands import Commands
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.driver import ERRORS
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, row_major, spec_of, window
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.spec import Spec
 
 ALIGNMENT = 512  # bytes at which a part begins, as in the memory pool
+MAX_CHUNK_BYTES = 448 << 20  # largest allocation, unless one part is larger
 
 
 class Part(NamedTuple):
@@ -37,9 +38,9 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The used bytes of a chunk."""
+    """The used bytes of a chunk, from its beginning on."""
 
-    chunk: Chunk
+    memory: Any
     nbytes: int
 
 
@@ -52,26 +53,17 @@ class Bucket:
 
     since = 0
 
-    def __init__(self, allocate: Callable[[int], Chunk], sizes: Sequence[int]) -> None:
-        places = _places(sizes)
+    def __init__(self, device: Device, sizes: Sequence[int]) -> None:
+        self.places = places = _places(sizes)
         used = [0] * (places[-1].chunk + 1)
         for place in places:
             used[place.chunk] = place.start + place.nbytes
-        self._chunks: list[Chunk] = []
         try:
-            for nbytes in used:
-                self._chunks.append(allocate(-(-nbytes // GRANULE) * GRANULE))
-        except BaseException:
-            self.close()
-            raise
-        self.places = places
-        self.parts = [self._chunks[p.chunk].buffer.get_sub_region(p.start, p.nbytes) for p in places]
-        self.spans = [Span(chunk, nbytes) for chunk, nbytes in zip(self._chunks, used, strict=True)]
-
-    def close(self) -> None:
-        """Give the memory back."""
-        for chunk in self._chunks:
-            chunk.close()
+            chunks = [device.driver.allocate(nbytes) for nbytes in used]
+        except ERRORS as error:
+            raise DeviceMemoryError(f"all-reduce: no room for {sum(used):,} bytes on {device.name}") from error
+        self.parts = [device.part(chunks[p.chunk], p.start, p.nbytes) for p in places]
+        self.spans = [Span(chunk, nbytes) for chunk, nbytes in zip(chunks, used, strict=True)]
 
 
 def _places(sizes: Sequence[int]) -> list[Place]:
@@ -79,7 +71,7 @@ def _places(sizes: Sequence[int]) -> list[Place]:
     places, chunk, end = [], 0, 0
     for size in sizes:
         nbytes = -(-size // ALIGNMENT) * ALIGNMENT
-        if end + nbytes > MAX_BUFFER_BYTES:
+        if end and end + nbytes > MAX_CHUNK_BYTES:
             chunk, end = chunk + 1, 0
         places.append(Place(chunk, end, nbytes))
         end += nbytes
@@ -108,21 +100,21 @@ class Placement(NamedTuple):
 
 
 class Buckets:
-    """The buckets of a device. `allocate` takes bytes and returns a Chunk."""
+    """The buckets of a device."""
 
-    def __init__(self, device: Device, allocate: Callable[[int], Chunk]) -> None:
-        self._device, self._allocate = device, allocate
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._free: defaultdict[tuple[int, ...], deque[Bucket]] = defaultdict(deque)
 
     def placed(self, bufs: Sequence[Buffer], dtype: np.dtype) -> Placement:
         """Return a bucket with space for these arrays, not all empty, in dtype. The caller holds the device's lock."""
-        most = MAX_BUFFER_BYTES // dtype.itemsize
+        most = min(MAX_CHUNK_BYTES, self._device.driver.largest) // dtype.itemsize
         cut = [[Part(i, min(most, b.size - i)) for i in range(0, b.size, most)] for b in bufs]
         sizes = tuple(part.count * dtype.itemsize for parts in cut for part in parts)
         free = self._free[sizes]
-        bucket = free.popleft() if free else Bucket(self._allocate, sizes)
+        bucket = free.popleft() if free else Bucket(self._device, sizes)
         holder = BucketLease(bucket, free, self._device.commands)
-        memories = iter([_memory(part, holder) for part in bucket.parts])
+        memories = iter([self._device.driver.held(part, holder) for part in bucket.parts])
         return Placement(bucket, cut, [[_view_of(next(memories), part, dtype) for part in parts] for parts in cut])
 
     def put(self, placed: Placement, bufs: Sequence[Buffer]) -> None:
@@ -153,12 +145,6 @@ class Buckets:
         else:
             expression = conversion(source.dtype, target.dtype)
             launch(self._device, spec_of(target), source, expression=expression, target=target)
-
-
-def _memory(part: cl.Buffer, holder: BucketLease) -> Any:
-    memory = cl.Buffer.from_int_ptr(part.int_ptr, retain=True)
-    memory.bucket = holder
-    return memory
 
 
 def _view_of(memory: Any, part: Part, dtype: np.dtype) -> Buffer:

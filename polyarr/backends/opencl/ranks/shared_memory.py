@@ -8,7 +8,6 @@ concurrently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +16,10 @@ import pyopencl as cl
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
 from polyarr.backends.opencl.ranks.buckets import Buckets, Placement, Span
-from polyarr.backends.opencl.runtime.chunk import Chunk
 from polyarr.backends.opencl.runtime.commands import Mark
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, spec_of, window
 from polyarr.core.backend import Reduce
-from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.spec import NARROW, Spec, float32
 
 AHEAD = 2  # slots that are being sent while one is received
@@ -185,7 +182,7 @@ class SharedMemoryReducer:
         """Copy the other ranks' shares to buckets. Dropping a returned event waits for it."""
         segments = [segment[slot][: share.nbytes] for rank, segment in enumerate(self._segments) if rank != self._rank]
         events = [
-            cl.enqueue_copy(self._in, span.chunk.buffer, segment, dst_offset=share.start, is_blocking=False)
+            cl.enqueue_copy(self._in, span.memory, segment, dst_offset=share.start, is_blocking=False)
             for segment, span in zip(segments, spans, strict=True)
         ]
         self._in.flush()
@@ -218,11 +215,4 @@ def shared_memory_reduce(
     device: Device, segments: Sequence[np.ndarray], rank: int, barrier: Callable[[], Any]
 ) -> Reduce:
     """Return the function that all-reduces buffers of a device through shared memory."""
-
-    def allocate(nbytes: int) -> Chunk:
-        try:
-            return Chunk(cl.Buffer(device.context, cl.mem_flags.READ_WRITE, nbytes), 0, ExitStack())
-        except cl.Error as error:
-            raise DeviceMemoryError(f"{device.name}: no room for {nbytes:,} bytes of a bucket: {error}") from error
-
-    return SharedMemoryReducer(device, Buckets(device, allocate), segments, rank, barrier).reduce
+    return SharedMemoryReducer(device, Buckets(device), segments, rank, barrier).reduce

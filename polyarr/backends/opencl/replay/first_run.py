@@ -25,7 +25,7 @@ class FirstRun:
 
     def __init__(self, device: Device, program: Program, inputs: list[Any], fixed_offsets: set[int]) -> None:
         self._device, self._program = device, program
-        self.recording: Recording | None = Recording(device.faults.mine(), program.size)
+        self.recording: Recording | None = Recording(device.faults.mine(), device.driver.memory, program.size)
         self._values, self.donated = dict(program.constants), dict[MemoryRef, int]()
         self.input_refs = [self.recording.input_ref(b.memory) if type(b) is Buffer else None for b in inputs]
         self.offset_slots, self.fixed_offsets = list[tuple[int, int]](), set[int]()

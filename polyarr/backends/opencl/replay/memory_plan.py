@@ -7,10 +7,9 @@ time. An output may also overwrite a donated input, if nothing but the run refer
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import pyopencl as cl
-
 from polyarr.backends.opencl.replay.recording import MemoryRef, RecordedCommand
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.driver import kept
 
 SMALL_BYTES = 512  # bytes up to which memory may serve any smaller allocation
 MAX_BLOCK_BYTES = 256 << 20  # largest block in bytes, unless it is one region
@@ -35,7 +34,7 @@ class Region:
         self.handle = 0  # in case of an exception in between
         for subject, i in self.uses:
             subject.set_arg(i, memory)
-        self.kept, self.handle = cl.MemoryObject.from_int_ptr(handle, retain=True), handle
+        self.kept, self.handle = kept(memory), handle
 
     def forget(self) -> None:
         """Keep no memory alive."""

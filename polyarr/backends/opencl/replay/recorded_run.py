@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from polyarr.backends.opencl.replay.first_run import FirstRun
 from polyarr.backends.opencl.replay.memory_plan import Block, MemorySharing, Region, Uses, blocks_of, regions_for
 from polyarr.backends.opencl.replay.recording import MemoryRef, settled
-from polyarr.backends.opencl.runtime.commands import BoundCommand, Commands, Mark
+from polyarr.backends.opencl.runtime.commands import BoundCommand, CommandList, Commands, Mark
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import Number
@@ -39,7 +39,7 @@ class Arrangement(NamedTuple):
     results: list[int]
     regions: list[Any]
     sizes: list[int]
-    commands: list[BoundCommand]
+    commands: CommandList
 
 
 class RecordedRun:
@@ -89,7 +89,7 @@ class RecordedRun:
         self._is_reusable = [ref in over for ref in inputs]
         self._fresh, self._fault = [self._regions[ref] for ref in fresh], self._regions[recording.fault[0]]
         self._commands: dict[int, BoundCommand] = {}
-        self._lists: dict[frozenset[int], list[BoundCommand]] = {}
+        self._lists: dict[frozenset[int], CommandList] = {}
         self._last: Arrangement | None = None
         self._where = list[int]()
         self._settings: list[tuple[Any, ...]] = []
@@ -110,7 +110,7 @@ class RecordedRun:
             if memory.int_ptr != self._fault.handle:
                 self._fault.bind(memory)
         found = self._arranged(memories, handles)
-        memories += device.allocate(found.sizes) + device.allocate(self._sizes, for_run=True)
+        memories += device.allocate(found.sizes) + device.allocate(self._sizes)
         if self._last is not found:  # memory was given back to the driver to free space, and nothing is bound any more
             for region, at in zip(self._fresh, found.results, strict=True):
                 region.bind(memories[at])
@@ -135,7 +135,7 @@ class RecordedRun:
         for (i, over), handle, is_unshared in zip(self._overwrites, *key[:2], strict=True):
             fresh = self._fresh[over.fresh]
             is_suitable = fresh.handle == handle or fresh.is_suitable(memories[i])
-            if is_suitable and is_unshared and not self._device.vendor.is_lent(memories[i]):
+            if is_suitable and is_unshared and not self._device.driver.is_lent(memories[i]):
                 at[over.fresh] = i
                 skipped |= set() if over.skipped is None else {over.skipped}
                 if fresh.handle != handle:
@@ -143,8 +143,9 @@ class RecordedRun:
         missing = [n for n in range(len(self._fresh)) if n not in at]
         at |= {n: i for i, n in enumerate(missing, len(handles))}
         new, left_out = [self._fresh[n] for n in missing], frozenset(skipped)
-        if left_out not in self._lists:  # each stays the same list object, by which graphs recognize it
-            self._lists[left_out] = [command for n, command in self._commands.items() if n not in skipped]
+        if left_out not in self._lists:
+            kept = (command for n, command in self._commands.items() if n not in skipped)
+            self._lists[left_out] = CommandList(kept)
         results = [at[n] for n in range(len(self._fresh))]
         regions = [*self._input_regions, *new, *self._blocks]
         self._last = Arrangement(key, results, regions, [region.nbytes for region in new], self._lists[left_out])

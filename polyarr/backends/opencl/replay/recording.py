@@ -9,8 +9,6 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import pyopencl as cl
-
 from polyarr.backends.opencl.runtime.commands import Command
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned
 from polyarr.core.number import IntNumber, Number, tracer
@@ -92,14 +90,14 @@ class Recording:
         step: The step that runs.
     """
 
-    def __init__(self, record: Any, size: int) -> None:
+    def __init__(self, record: Any, memory: type, size: int) -> None:
         self.recorded: list[RecordedCommand] = []
         self.scalar_steps: list[tuple[Step, Step]] = []
         self.values: list[Any] = [None] * size
         self.fault = MemoryRef(), self.number(self._new(None), 0)
         self.reads = False
         self.step: Step
-        self._record, self._refs = record, dict[int, MemoryRef]()  # by handle
+        self._record, self._memory, self._refs = record, memory, dict[int, MemoryRef]()  # by handle
 
     # ---- memory ----------------------------------------------------------------------------------------------
 
@@ -152,7 +150,7 @@ class Recording:
             return args
         found: list[Any] = []
         for arg in args:
-            if isinstance(arg, cl.MemoryObjectHolder):
+            if isinstance(arg, self._memory):
                 ref = self.fault[0] if arg is self._record.memory else self.ref(arg)
                 ref.times |= 1 << len(self.recorded)
                 found.append(ref)
@@ -163,7 +161,7 @@ class Recording:
 
     def _note_transfer(self, target: Any) -> None:
         """Note that memory copied from the host now stays constant, however often the rest is replayed."""
-        if isinstance(target, cl.MemoryObjectHolder):
+        if isinstance(target, self._memory):
             self._refs[target.int_ptr] = MemoryRef(0, target)
         else:
             self.reads = True

@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import pyopencl as cl
-
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.array import flatten, spec_of
 from polyarr.core.backend import Fused
@@ -22,8 +20,6 @@ from polyarr.settings import is_on
 if TYPE_CHECKING:
     from polyarr.backends.opencl.runtime.device import Device
 
-CONTEXT = cl.mem_info.CONTEXT
-
 
 def is_checked() -> bool:
     """Return whether devices that start now are checked."""
@@ -33,16 +29,16 @@ def is_checked() -> bool:
 # ---- a launch ------------------------------------------------------------------------------------------------------
 
 
-def checked_launch(name: str, enqueue: Callable[..., Any]) -> Callable[..., Any]:
+def checked_launch(name: str, driver: Any, enqueue: Callable[..., Any]) -> Callable[..., Any]:
     """Return `enqueue` wrapped so that it refuses memory of another device.
 
     Raises:
         BackendError: (the wrapper) An argument is memory of another context than the queue's.
     """
 
-    def launch(queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> Any:
+    def launch(queue: Any, work: Any, group: Any, *args: Any) -> Any:
         for i, arg in enumerate(args):
-            if isinstance(arg, cl.MemoryObjectHolder) and arg.get_info(CONTEXT) != queue.context:
+            if isinstance(arg, driver.memory) and driver.is_foreign(arg):
                 raise BackendError(
                     f"{name}: argument {i} is memory of another device than {queue.device.name.strip()!r}"
                 )
@@ -147,7 +143,7 @@ def _check_memory(device: "Device", name: str, value: Any) -> None:
             _check_memory(device, name, member)
     elif type(value) is Buffer:
         spec = Spec(value.shape, value.dtype)
-        if value.memory.get_info(CONTEXT) != device.context:
+        if device.driver.is_foreign(value.memory):
             raise BackendError(f"{name}: its kernel was given {spec} in memory of another device than {device.name!r}")
         if type(value.offset) is int and value.size:
             reach = [step * (length - 1) for step, length in zip(value.strides, value.shape, strict=True)]

@@ -6,36 +6,31 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-import pyopencl as cl
-
 from polyarr.backends.opencl.runtime.checking import checked_launch, is_checked
-from polyarr.backends.opencl.runtime.launches import again, launch_of
-from polyarr.backends.opencl.runtime.source import STRUCTURE, Arguments
+from polyarr.backends.opencl.runtime.driver import ERRORS
+from polyarr.backends.opencl.runtime.source import Arguments
 from polyarr.core.announce import announce, observers
 from polyarr.core.errors import BackendError
-
-ZERO = np.int32(0)
 
 
 class Commands:
     """A device's queue, its lock, and the commands that move bytes."""
 
-    def __init__(self, context: cl.Context, cl_device: cl.Device) -> None:
-        self.queue = cl.CommandQueue(context, cl_device)
-        self._plain: cl.CommandQueue | None = None  # the main queue, while another one replaces it
+    def __init__(self, driver: Any) -> None:
+        self.driver, self.queue = driver, driver.queue
+        self._plain: Any = None  # the main queue, while another one replaces it
         self.lock: Any = threading.RLock()
-        self.launch = launch_of(cl_device)
         self.is_marked, self.marks = False, 0  # whether replays set queue marks; the number of marks so far
         self.awaited: Callable[[], None] | None = None  # to be called before anything else is enqueued
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # the Recording that notes every command
         self.graphs: Any = None  # the CUDA graphs that replays may use
         # Between host and device. upload does not wait; its event keeps the host's bytes alive.
-        self.upload, self.transfer = Transfer("upload", self, _upload), Transfer("transfer", self, _transfer)
-        self.copy = Command("copy", self, _copy)
+        self.upload = Transfer("upload", self, driver.upload)
+        self.transfer = Transfer("transfer", self, driver.transfer)
+        self.copy = Command("copy", self, driver.copy)
         self.copy.in_place = (InPlace(1, 0, is_copy=True),)
-        self.fill = Command("fill", self, _fill)
+        self.fill = Command("fill", self, driver.fill)
 
     def settle(self) -> None:
         """Run what was deferred with defer, such as an all-reduce. Called before anything is enqueued.
@@ -72,7 +67,7 @@ class Commands:
             try:
                 self.queue.finish()
                 self.finish_plain()
-            except cl.Error as error:
+            except ERRORS as error:
                 raise self.lost(error) from error
 
     def announce(self, step: str) -> None:
@@ -87,7 +82,7 @@ class Commands:
             self._plain.finish()
 
     @property
-    def usual_queue(self) -> cl.CommandQueue:
+    def usual_queue(self) -> Any:
         """Queue outside of timed blocks."""
         return self._plain or self.queue
 
@@ -102,9 +97,7 @@ class Commands:
 
         Other code uses the main queue, and has to call finish() before and after.
         """
-        timing = cl.CommandQueue(
-            self.queue.context, self.queue.device, properties=cl.command_queue_properties.PROFILING_ENABLE
-        )
+        timing = self.driver.timing_queue()
         with self.lock:
             self.finish()
             self._plain, self.queue = self.queue, timing
@@ -118,7 +111,7 @@ class Commands:
                     self.queue, self._plain = self._plain, None
 
     @contextmanager
-    def beside(self, queue: cl.CommandQueue) -> Iterator[None]:
+    def beside(self, queue: Any) -> Iterator[None]:
         """Context in which commands go to another queue, concurrent with the main one and synchronized by events.
 
         No memory may be allocated in it: its previous user may still compute with it in the main queue.
@@ -135,20 +128,24 @@ class Commands:
         with self.lock:
             self.settle()
             self.marks += 1  # before the marker: a concurrent reader then assumes that the mark is set
-            return Mark(self.marks, cl.enqueue_marker(self.queue))
+            return Mark(self.marks, self.driver.mark(self.queue))
 
-    def repeat(self, commands: Sequence["BoundCommand"]) -> None:
+    def repeat(self, commands: "CommandList") -> None:
         """Enqueue recorded commands again, as Command.__call__ does once."""
         with self.lock:
-            if self.graphs is not None and self.graphs.run(commands):
-                self._note_last(commands)
-                return
-            self.repeat_by(self._enqueue_again, commands)
             if self.graphs is not None:
-                self.graphs.expect(commands)
+                self.settle()
+                try:
+                    is_done = self.graphs.run(commands)
+                except ERRORS as error:
+                    raise self.lost(error) from error
+                if is_done:
+                    self._note_last(commands)
+                    return
+            self.repeat_by(self._enqueue_again, commands)
 
     def repeat_by(
-        self, enqueue: Callable[["BoundCommand", cl.CommandQueue], None], commands: Sequence["BoundCommand"]
+        self, enqueue: Callable[["BoundCommand", Any], None], commands: Sequence["BoundCommand"]
     ) -> None:
         """Enqueue commands again by a function; an error names the command it comes from."""
         with self.lock:
@@ -156,7 +153,7 @@ class Commands:
             try:
                 for each in commands:
                     enqueue(each, self.queue)
-            except cl.Error as error:
+            except ERRORS as error:
                 self._note_last(commands[: commands.index(each)])
                 refused = each.command.refused(each.work, each.group, error)
                 each.note(refused)
@@ -164,7 +161,7 @@ class Commands:
             self._note_last(commands)
 
     @staticmethod
-    def _enqueue_again(each: "BoundCommand", queue: cl.CommandQueue) -> None:
+    def _enqueue_again(each: "BoundCommand", queue: Any) -> None:
         found = each.enqueue()
         if type(found) is int and found:  # this call raises with an explanation
             each.submit_to(queue)
@@ -172,7 +169,7 @@ class Commands:
     def _note_last(self, commands: Sequence["BoundCommand"]) -> None:
         self.last_kernel = commands[-1].command.name if commands else self.last_kernel
 
-    def lost(self, error: cl.Error) -> BackendError:
+    def lost(self, error: Exception) -> BackendError:
         """Return the error to raise if waiting fails: a kernel has faulted, most likely one of the last."""
         device = self.queue.device.name.strip()
         return BackendError(
@@ -184,14 +181,14 @@ class Mark(NamedTuple):
     """A position in the queue: its number, in order, and the event that all commands before it have finished."""
 
     number: int
-    event: cl.Event
+    event: Any
 
 
 class BoundCommand(NamedTuple):
     """A recorded command that is enqueued again and again.
 
     Attributes:
-        enqueue: See launches.again.
+        enqueue: See OpenCL.again.
         arguments: Object whose set_arg changes them.
         note: Adds to an error where the command comes from.
         step: The program and the step that the command belongs to, for observers.
@@ -205,15 +202,22 @@ class BoundCommand(NamedTuple):
     note: Callable[[BaseException], None]
     step: Any = None
 
-    def submit_to(self, queue: cl.CommandQueue) -> cl.Event | None:
-        """Enqueue the command in a queue that it is not bound to; a mark has no event."""
+    def submit_to(self, queue: Any) -> Any:
+        """Enqueue the command in a queue that it is not bound to, and return its event; a mark has none."""
         if self.work is None:
             self.enqueue()
             return None
-        if isinstance(self.arguments, Moved):
-            return self.command.submit_to(queue, self.work, self.group, self.arguments.args)
-        own = getattr(self.arguments, "own", self.arguments)
-        return cl.enqueue_nd_range_kernel(queue, own, self.work, self.group)
+        return self.command.submit_to(queue, self.work, self.group, self.arguments)
+
+
+class CommandList(list[BoundCommand]):
+    """Recorded commands that are enqueued again and again in this order.
+
+    Attributes:
+        plan: How graphs run them; None until they run.
+    """
+
+    plan: Any = None
 
 
 class InPlace(NamedTuple):
@@ -240,12 +244,12 @@ class Command:
     is_kernel = moves_from_host = False
     in_place: tuple[InPlace, ...] = ()
 
-    def __init__(self, name: str, commands: Commands, enqueue: Callable[..., cl.Event]) -> None:
+    def __init__(self, name: str, commands: Commands, enqueue: Callable[..., Any]) -> None:
         self.name, self._commands = name, commands
-        self._enqueue = checked_launch(name, enqueue) if is_checked() else enqueue
+        self._enqueue = checked_launch(name, commands.driver, enqueue) if is_checked() else enqueue
 
-    def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
-        """Enqueue the command. All kernels, copies and fills are enqueued here.
+    def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> Any:
+        """Enqueue the command, and return its event, if it has one. All kernels, copies and fills are enqueued here.
 
         work is a kernel's global size, or the number of bytes to move; nothing happens if there are none. group is a
         kernel's local size.
@@ -263,7 +267,7 @@ class Command:
                 args = commands.recording.note(self, work, group, args)
             try:
                 event = self._enqueue(commands.queue, work, group, *args)
-            except cl.Error as error:
+            except ERRORS as error:
                 raise self.refused(work, group, error) from error
             if self.is_kernel:
                 commands.last_kernel = self.name
@@ -274,30 +278,19 @@ class Command:
         moved = Moved(args)
         return partial(_moved, self._enqueue, self._commands.usual_queue, moved, work, group), moved
 
-    def submit_to(self, queue: cl.CommandQueue, work: Any, group: Any, args: list[Any]) -> cl.Event | None:
-        """Enqueue the command in this queue, without recording or observing it."""
-        return self._enqueue(queue, work, group, *args)
+    def submit_to(self, queue: Any, work: Any, group: Any, arguments: Any) -> Any:
+        """Enqueue the command with arguments of `repeated` in this queue, without recording or observing it."""
+        return self._enqueue(queue, work, group, *arguments.args)
 
-    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: Exception) -> BackendError:
         """Return the error to raise if the device refuses the command."""
         return self._commands.lost(error)
 
 
 class Transfer(Command):
-    """A copy between host and device. Commands repeated after it may still be a CUDA graph."""
+    """A copy between host and device."""
 
     moves_from_host = True
-
-    def __call__(self, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
-        """Enqueue the copy, or make it through CUDA behind a graph."""
-        commands, graphs = self._commands, self._commands.graphs
-        if graphs is None or commands.recording is not None or 0 in work:
-            return super().__call__(work, group, *args)
-        with commands.lock:
-            if graphs.move(*args):
-                return None
-            with graphs.kept():
-                return super().__call__(work, group, *args)
 
 
 class Moved:
@@ -317,10 +310,10 @@ class Kernel(Command):
     is_kernel = True
 
     def __init__(
-        self, program: cl.Program, kernel: cl.Kernel, commands: Commands, launched: Callable[[], None],
+        self, program: Any, name: str, kernel: Any, commands: Commands, launched: Callable[[], None],
         arguments: Arguments | None,
     ) -> None:  # fmt: skip
-        super().__init__(kernel.function_name, commands, self._first)
+        super().__init__(name, commands, self._first)
         self.program = program  # a kernel object of Intel's does not keep its program alive
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
         self.has_run = False
@@ -328,45 +321,36 @@ class Kernel(Command):
     @cached_property
     def twin(self) -> "Kernel":
         """A copy of the kernel as another Command, so that its attributes may differ from the original's."""
-        own = cl.Kernel(self.program, self.name)
-        return Kernel(self.program, own, self._commands, self._launched, self.arguments)
+        own = self._commands.driver.kernel(self.program, self.name)
+        return Kernel(self.program, self.name, own, self._commands, self._launched, self.arguments)
 
-    def _first(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
+    def _first(self, queue: Any, work: Any, group: Any, *args: Any) -> Any:
         """Enqueue the first launch; afterwards the kernel is called directly, where an event costs little."""
         self._commands.announce(f"kernel {self.name}")
         self._launched()
         self.cl_kernel.set_scalar_arg_dtypes(self.arguments)
         self.has_run = True
-        enqueue = self.cl_kernel if self._commands.launch is cl.enqueue_nd_range_kernel else self._unheard
-        self._enqueue = checked_launch(self.name, enqueue) if is_checked() else enqueue
+        driver = self._commands.driver
+        enqueue = driver.called(self.cl_kernel)
+        self._enqueue = checked_launch(self.name, driver, enqueue) if is_checked() else enqueue
         return self._enqueue(queue, work, group, *args)
-
-    def _unheard(self, queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
-        """Enqueue without an event, unless times are measured."""
-        if self._commands.is_timed:
-            return self.cl_kernel(queue, work, group, *args)
-        self.cl_kernel.set_args(*args)
-        return self._commands.launch(queue, self.cl_kernel, work, group)
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
         """Return the function that enqueues it, and its arguments, which are a kernel object of their own."""
-        own, graphs = cl.Kernel(self.program, self.name), self._commands.graphs
-        arguments = own if graphs is None else graphs.arguments(own, self, work, group)
+        own = self._commands.driver.kernel(self.program, self.name)
         for i, arg in enumerate(args):
-            self.set_number(arguments, i, arg)
-        return again(self._commands.launch, self._commands.usual_queue, own, work, group), arguments
+            self.set_number(own, i, arg)
+        return self._commands.driver.again(own, work, group), own
 
-    def set_number(self, own: cl.Kernel, i: int, value: Any) -> None:
-        """Set a scalar argument, converted to its type as PyOpenCL would."""
-        dtype = self.arguments[i] if self.arguments else None
-        if dtype is None:
-            own.set_arg(i, value)
-        elif dtype == STRUCTURE:
-            own._set_arg_buf(i, value)
-        else:
-            own._set_arg_buf_pack_multi((i, dtype.char.encode(), value))
+    def submit_to(self, queue: Any, work: Any, group: Any, arguments: Any) -> Any:
+        """Launch the kernel with arguments of `repeated` in this queue, without recording or observing it."""
+        return self._commands.driver.relaunch(queue, arguments, work, group)
 
-    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: cl.Error) -> BackendError:
+    def set_number(self, own: Any, i: int, value: Any) -> None:
+        """Set an argument, a scalar converted to its type."""
+        self._commands.driver.set_number(own, i, value, self.arguments[i] if self.arguments else None)
+
+    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: Exception) -> BackendError:
         """Return the error to raise if the device refuses the kernel."""
         device, before = self._commands.queue.device.name.strip(), self._commands.last_kernel
         return BackendError(
@@ -374,21 +358,5 @@ class Kernel(Command):
         )
 
 
-def _upload(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: np.ndarray) -> cl.Event:
-    return cl.enqueue_copy(queue, target, source, is_blocking=False)
-
-
-def _transfer(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: Any) -> cl.Event:
-    return cl.enqueue_copy(queue, target, source)
-
-
-def _copy(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: Any) -> cl.Event:
-    return cl.enqueue_copy(queue, target, source, byte_count=work[0])
-
-
-def _fill(queue: cl.CommandQueue, work: Any, group: Any, target: Any) -> cl.Event:
-    return cl.enqueue_fill_buffer(queue, target, ZERO, 0, work[0])
-
-
-def _moved(enqueue: Callable[..., cl.Event], queue: cl.CommandQueue, moved: Moved, work: Any, group: Any) -> None:
+def _moved(enqueue: Callable[..., Any], queue: Any, moved: Moved, work: Any, group: Any) -> None:
     enqueue(queue, work, group, *moved.args)

@@ -10,7 +10,7 @@ import re
 import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyopencl as cl
 
@@ -36,8 +36,12 @@ class Compiler:
         """Return source and options as the driver gets them; the program's name is their checksum."""
         return source, options
 
-    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+    def build(self, name: str, source: str, options: list[str]) -> Any:
         """Return the built program."""
+        return self.built(source, options)
+
+    def built(self, source: str, options: list[str]) -> cl.Program:
+        """Return the program built from source."""
         # PyOpenCL's own Program adds its include folder to the options, so drivers would miss their cache wherever
         # PyOpenCL is installed anew.
         program = cl._cl._Program(self._context, source)
@@ -62,13 +66,20 @@ class NvidiaCompiler(Compiler):
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
         """Return the built program, with the PTX behind LIFTED if there is any."""
-        program = super().build(name, source, options)
+        program = self.built(source, options)
         if LIFTED not in source:
             return program
-        text = program.binaries[0].decode().rstrip("\0").replace(LIFTED, "")
-        text = HEADED.sub(r"\1\3\n\2", text)
-        text = TARGET.sub(r"\1a", text, count=1)
+        text = self.ptx(program, source)
         return cl.Program(self._context, self._context.devices, [text.encode()]).build()
+
+    @staticmethod
+    def ptx(program: cl.Program, source: str) -> str:
+        """Return a program's PTX, with the instructions of one architecture that its source hides."""
+        text = program.binaries[0].decode().rstrip("\0")
+        if LIFTED not in source:
+            return text
+        text = HEADED.sub(r"\1\3\n\2", text.replace(LIFTED, ""))
+        return TARGET.sub(r"\1a", text, count=1)
 
 
 class BinaryCompiler(Compiler):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
-import pyopencl.tools
 
 from polyarr.backends.opencl.runtime.commands import Commands
+from polyarr.backends.opencl.runtime.driver import ERRORS, OpenCL
 from polyarr.backends.opencl.runtime.faults import Faults
 from polyarr.backends.opencl.runtime.geometry import geometry_of
 from polyarr.backends.opencl.runtime.layout import Buffer, row_major
@@ -146,17 +146,18 @@ class Device:
         self.geometry, self.plans = geometry_of(self.features), Plans(self)
         self.deterministic = os.environ.get("POLYARR_DETERMINISTIC") != "0"
         self.context = cl.Context([cl_device])
-        self.commands = Commands(self.context, cl_device)
+        self.driver = self.vendor.driver(self.context, cl_device) or OpenCL(self.context, cl_device)
+        self.features = self.features._replace(max_allocation=self.driver.largest)
+        self.commands = Commands(self.driver)
         self.queue, self.lock = self.commands.queue, self.commands.lock
-        self._allocator = cl.tools.ImmediateAllocator(self.queue)
-        self.pool = self.vendor.pool(self.context, cl.tools.MemoryPool(self._allocator))
+        self.pool = self.driver.pool
         self.part_alignment = max(64, cl_device.mem_base_addr_align // 8)  # where a part of an allocation may begin
         self.lendings = 0  # number of times that memory of the pool was lent to other libraries
         self._peak = 0  # the most bytes that were in use
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self._scratch: tuple[int, Any] = (0, None)  # its size in bytes
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
-        self.programs = ProgramCache(self.context, cl_device, self.commands, known)
+        self.programs = ProgramCache(cl_device, self.commands, known)
         self.faults = Faults(self)
         self.replays = weakref.WeakSet[Any]()  # replays that remember handles of memory that they do not hold
         atexit.register(_at_exit, weakref.ref(self))
@@ -165,7 +166,7 @@ class Device:
 
     def end(self) -> None:
         """Finish at the end of the process."""
-        with suppress(BackendError, cl.Error), self.lock:  # a device that was lost cannot save anything
+        with suppress(BackendError, *ERRORS), self.lock:  # a device that was lost cannot save anything
             self.commands.finish()
             self.programs.compiler.keep_all()
         self.faults.report_unread()
@@ -225,7 +226,7 @@ class Device:
             if pool.managed_bytes + nbytes <= self.features.global_memory:
                 try:
                     memory = pool.allocate(nbytes)
-                except cl.Error:
+                except ERRORS:
                     memory = None
             if memory is None:
                 memory = self._from_driver(nbytes)
@@ -235,18 +236,17 @@ class Device:
                 self.commands.recording.allocated(memory, nbytes)
             return memory
 
-    def allocate(self, sizes: Sequence[int], for_run: bool = False) -> list[Any]:
-        """Return memory of these sizes in bytes; if for_run, for intermediate values of one replay.
+    def allocate(self, sizes: Sequence[int]) -> list[Any]:
+        """Return memory of these sizes in bytes.
 
         Raises:
             DeviceMemoryError: There is not enough memory.
         """
         pool, rounded = self.pool, [(nbytes + 63) & ~63 for nbytes in sizes]
-        take = getattr(pool, "allocate_for_run", pool.allocate) if for_run else pool.allocate
         with self.lock:
             if self._guards is None and pool.managed_bytes + sum(rounded) <= self.features.global_memory:
-                with suppress(cl.Error):
-                    found = [take(nbytes) for nbytes in rounded]
+                with suppress(*ERRORS):
+                    found = [pool.allocate(nbytes) for nbytes in rounded]
                     self._peak = max(self._peak, pool.active_bytes)
                     if self.commands.recording is not None:
                         for memory, nbytes in zip(found, rounded, strict=True):
@@ -256,10 +256,7 @@ class Device:
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
         """Return nbytes of allocated memory from start on, a multiple of part_alignment."""
-        own = getattr(self.pool, "part", None)  # of a pool whose memory is shared with another library
-        if own is not None:
-            return own(memory, start, nbytes)
-        return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
+        return self.driver.part(memory, start, nbytes)
 
     def _from_driver(self, nbytes: int) -> Any:
         """Allocate from the driver, after the pool's unused memory was given back to it."""
@@ -267,8 +264,8 @@ class Device:
         if nbytes > self.features.max_allocation or self.pool.active_bytes + nbytes > self.features.global_memory:
             raise DeviceMemoryError(self._out_of_memory(nbytes))
         try:
-            return self._allocator(nbytes)  # not through the pool, which rounds up
-        except cl.Error as error:
+            return self.driver.allocate(nbytes)  # not through the pool, which rounds up
+        except ERRORS as error:
             raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
 
     def scratch(self, nbytes: int) -> Any:
@@ -282,8 +279,8 @@ class Device:
         size, memory = self._scratch
         if size < nbytes:
             try:
-                memory = self._allocator(nbytes)  # not an array's, so not from the pool
-            except cl.Error as error:
+                memory = self.driver.allocate(nbytes)  # not an array's, so not from the pool
+            except ERRORS as error:
                 raise DeviceMemoryError(self._out_of_memory(nbytes)) from error
             self.commands.finish_plain()
             self._scratch = nbytes, memory
@@ -353,10 +350,10 @@ class Device:
 
     def _between_canaries(self, own: int, nbytes: int) -> Any:
         margin = max(256, self.part_alignment)
-        whole = self._allocator(margin + nbytes + margin)
+        whole = self.driver.allocate(margin + nbytes + margin)
         self.commands.transfer((whole.size,), None, whole, np.full(whole.size, CANARY, np.uint8))
         self._guards.append(_Guarded(whole, margin, own))
-        return whole.get_sub_region(margin, nbytes)
+        return self.part(whole, margin, nbytes)
 
     def _check_canaries(self, guarded: _Guarded) -> None:
         host = np.empty(guarded.memory.size, np.uint8)
@@ -381,7 +378,8 @@ class Device:
         with self.lock:
             while self._uploads and self._uploads[0][0].command_execution_status == FINISHED:
                 self._uploads.popleft()
-            waits = sum([nbytes for _, nbytes in self._uploads], host.nbytes) > MAX_UPLOAD_BYTES
+            in_flight = sum([nbytes for _, nbytes in self._uploads], host.nbytes)
+            waits = in_flight > MAX_UPLOAD_BYTES or not self.driver.keeps_host
         host = np.array(host, order="C", copy=None if waits else True)
         buf = self.empty(Spec(host.shape, host.dtype))
         command = self.commands.transfer if waits else self.commands.upload

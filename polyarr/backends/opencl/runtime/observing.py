@@ -3,14 +3,12 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
-import pyopencl as cl
-
-from polyarr.backends.opencl.runtime.commands import BoundCommand, Command, Commands
+from polyarr.backends.opencl.runtime.commands import BoundCommand, Command, CommandList, Commands
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.core.backend import Launch
 
@@ -50,21 +48,21 @@ def _change(change: Callable[[], Any]) -> None:
         Device._allocate = _allocated if _notes else _PLAIN_ALLOCATE  # type: ignore[method-assign]
 
 
-def _noted(self: Command, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> cl.Event | None:
+def _noted(self: Command, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> Any:
     event, notes = _PLAIN_CALL(self, work, group, *args), _notes.get(self._commands)
     if event is not None and notes is not None:
         notes.note(Launch(self.name, work, group, lambda: _times(event, notes.offset)))
     return event
 
 
-def _repeated(self: Commands, commands: Sequence[BoundCommand]) -> None:
+def _repeated(self: Commands, commands: CommandList) -> None:
     """Enqueue recorded commands in the queue that measures times, and report each launch."""
     notes = _notes.get(self)
     if notes is None:
         _PLAIN_REPEAT(self, commands)
         return
 
-    def enqueue(each: BoundCommand, queue: cl.CommandQueue) -> None:
+    def enqueue(each: BoundCommand, queue: Any) -> None:
         event = each.submit_to(queue)
         if event is not None:
             times = partial(_times, event, notes.offset)
@@ -81,20 +79,20 @@ def _allocated(self: Device, nbytes: int) -> Any:
     return memory
 
 
-def _times(event: cl.Event, offset: float) -> tuple[float, float]:
+def _times(event: Any, offset: float) -> tuple[float, float]:
     event.wait()
     return event.profile.start * NANOSECOND + offset, event.profile.end * NANOSECOND + offset
 
 
 def _offset(device: Device) -> float:
-    """Return the device clock's offset, bounded by the host's times before and after commands are queued."""
+    """Return the device clock's offset, bounded by the host's times before commands are queued and after they end."""
     earliest, latest = -math.inf, math.inf
     memory = device.empty_words(1)
     for _ in range(SAMPLES):
         before = time.perf_counter()
         event = device.commands.fill((4,), None, memory)
-        after = time.perf_counter()
         event.wait()
-        queued = event.profile.queued * NANOSECOND
-        earliest, latest = max(earliest, before - queued), min(latest, after - queued)
+        after = time.perf_counter()
+        start, end = event.profile.start * NANOSECOND, event.profile.end * NANOSECOND
+        earliest, latest = max(earliest, before - start), min(latest, after - end)
     return (earliest + latest) / 2

@@ -10,7 +10,7 @@ import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.runtime.commands import Commands, Kernel
-from polyarr.backends.opencl.runtime.compiled import compiler_of
+from polyarr.backends.opencl.runtime.driver import ERRORS
 from polyarr.backends.opencl.runtime.pocl import target_of
 from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, source_of
 from polyarr.core.errors import BackendError
@@ -58,11 +58,12 @@ class Program:
     """A built program; its kernels are its attributes, each fetched once."""
 
     def __init__(
-        self, program: cl.Program, commands: Commands, launched: Callable[[], None],
-        arguments: dict[str, Arguments | None],
-    ) -> None:  # fmt: skip
-        kernels = {k.function_name: k for k in program.all_kernels()}
-        self.kernels = {name: Kernel(program, k, commands, launched, arguments[name]) for name, k in kernels.items()}
+        self, program: Any, commands: Commands, launched: Callable[[], None], arguments: dict[str, Arguments | None]
+    ) -> None:
+        kernels = commands.driver.kernels(program)
+        self.kernels = {
+            name: Kernel(program, name, k, commands, launched, arguments[name]) for name, k in kernels.items()
+        }
         vars(self).update(self.kernels)
 
     def __getattr__(self, name: str) -> Kernel:
@@ -76,9 +77,9 @@ class ProgramCache:
         options: Further build options of all programs.
     """
 
-    def __init__(self, context: cl.Context, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
+    def __init__(self, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
         self._device, self._commands, self._known = device, commands, known
-        self.compiler = compiler_of(context, device)
+        self.compiler = commands.driver.compiler()
         self.options: list[str] = []
         self._programs: dict[Any, Program] = {}
 
@@ -109,7 +110,7 @@ class ProgramCache:
                 warnings.warn(f"{stem}.cl: {log.strip()}", cl.CompilerWarning, stacklevel=2)
             launched = partial(self.compiler.launched, name)
             return Program(program, self._commands, launched, arguments_of(stem, defines))
-        except cl.Error as error:
+        except ERRORS as error:
             device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
             raise BackendError(
                 f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"

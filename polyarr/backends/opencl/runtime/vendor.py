@@ -23,13 +23,9 @@ class Vendor:
     attention: tuple[Any, ...] = ()
     convolution: tuple[Any, ...] = ()
 
-    def pool(self, context: Any, plain: Any) -> Any:
-        """Return the memory pool of a context; `plain` is PyOpenCL's."""
-        return plain
-
-    def is_lent(self, memory: Any) -> bool:
-        """Return whether another library may still use memory, though no array here refers to it."""
-        return False
+    def driver(self, context: Any, device: Any) -> Any:
+        """Return another driver than OpenCL's for a device; None if there is none."""
+        return None
 
     def graphs(self, device: Any) -> Any:
         """Return how to launch many kernels at once; None if the device cannot."""

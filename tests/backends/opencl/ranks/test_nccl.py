@@ -12,7 +12,6 @@ import pytest
 import polyarr as pa
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
-from tests.backends.opencl.nvidia.fake_cuda import FakeCuda
 from tests.helpers.opencl_modules import opencl_modules
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
@@ -62,22 +61,29 @@ class Library:
 
 
 @pytest.fixture
-def meet(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Any:
+def backend(fake: Any) -> Backend:
+    """The backend on a fake CUDA driver."""
+    return fake.backend
+
+
+@pytest.fixture
+def meet(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that joins fake ranks: library -> the reduction, and objects to inspect."""
     meeting = import_module("polyarr.backends.opencl.nvidia.deferred_reduce")
-    device = backend.home
-    if not device.features.is_cpu:
-        pytest.skip("CUDA is played on a processor")
-    played = FakeCuda(device.context)
+    chunks, allocate = list[int](), fake.device.driver.allocate
+
+    def noting(nbytes: int) -> Any:
+        chunks.append(nbytes)
+        return allocate(nbytes)
+
+    monkeypatch.setattr(fake.device.driver, "allocate", noting)
 
     def join(library: Library) -> SimpleNamespace:
         monkeypatch.setattr(meeting, "load", lambda: library)
-        monkeypatch.setattr(meeting, "Cuda", lambda context: played)
-        found = meeting._prepared(device)
-        return SimpleNamespace(reduce=found.join(found.unique_id(), 1, RANKS), found=found, cuda=played)
+        found = meeting._prepared(fake.device)
+        return SimpleNamespace(reduce=found.join(found.unique_id(), 1, RANKS), found=found, cuda=fake, chunks=chunks)
 
-    yield join
-    device.synchronize()
+    return join
 
 
 def values(backend: Backend, bufs: list) -> list[np.ndarray]:
@@ -106,7 +112,7 @@ def test_float16_is_added_in_float32(meet: Any, backend: Backend) -> None:
 
 
 def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("polyarr.backends.opencl.ranks.buckets"), "MAX_BUFFER_BYTES", 4096)
+    monkeypatch.setattr(import_module("polyarr.backends.opencl.ranks.buckets"), "MAX_CHUNK_BYTES", 4096)
     library = Library()
     all_ranks = meet(library)
     host = [np.arange(n, dtype=np.float32) for n in (5, 3000, 700, 1024, 300)]
@@ -115,14 +121,14 @@ def test_what_is_larger_than_a_piece_is_cut(meet: Any, backend: Backend, monkeyp
         whole = [(h % 100).astype(np.float32) for h in host]
         found = values(backend, all_ranks.reduce([pa.asarray(h).buf for h in whole], wire, "sum"))
         assert all(np.allclose(f, RANKS * h, rtol=1e-2) for f, h in zip(found, whole, strict=True))
-        assert library.calls.count("ncclAllReduce") == len(all_ranks.cuda.chunks) > 3
-        assert max(chunk.nbytes for chunk in all_ranks.cuda.chunks) <= (2 << 20) + 4096  # alignment and a margin
-        all_ranks.cuda.chunks.clear()
+        assert library.calls.count("ncclAllReduce") == len(all_ranks.chunks) > 3
+        assert max(all_ranks.chunks) <= 4096
+        all_ranks.chunks.clear()
 
 
 def test_an_unreferenced_bucket_is_reused(meet: Any, backend: Backend) -> None:
     all_ranks = meet(Library())
-    arrays, chunks = [pa.ones(100), pa.ones((3, 5))], all_ranks.cuda.chunks
+    arrays, chunks = [pa.ones(100), pa.ones((3, 5))], all_ranks.chunks
     first = all_ranks.reduce([a.buf for a in arrays], pa.float32, "sum")
     kept = first[1]
     del first
@@ -153,7 +159,8 @@ def test_a_reduction_is_waited_for_when_something_else_is_enqueued(
 ) -> None:
     """The host prepares a captured function meanwhile; a recording has only the function's launches."""
     all_ranks, waits = meet(Library()), []
-    monkeypatch.setattr(all_ranks.cuda, "wait_for", waits.append)
+    nccl = import_module("polyarr.backends.opencl.nvidia.nccl")
+    monkeypatch.setattr(nccl.Communicator, "wait", lambda self: waits.append(1))
     further = pa.compile(lambda a: a + 1)
     for n in range(1, 5):
         (found,) = all_ranks.reduce([pa.full((7,), float(n)).buf], wire, "sum")
@@ -162,8 +169,8 @@ def test_a_reduction_is_waited_for_when_something_else_is_enqueued(
         assert len(waits) == n
         assert (found.numpy() == RANKS * n + 1).all()
     all_ranks.reduce([pa.ones(7).buf], wire, "sum")
-    with backend.handle.lock:
-        assert len(waits) == 5
+    pa.synchronize()
+    assert len(waits) == 5
 
 
 @pytest.mark.parametrize(
@@ -186,12 +193,11 @@ def test_errors_while_ranks_join_are_one_line(meet: Any, library: Library, messa
         (Library(ending=6), "NCCL: a reduction failed with error 6; another process may have ended"),
     ],
 )
-def test_what_goes_wrong_in_a_reduction_is_one_line(backend: Backend, library: Library, message: str) -> None:
+def test_what_goes_wrong_in_a_reduction_is_one_line(fake: Any, library: Library, message: str) -> None:
     nccl, buckets = opencl_modules("nccl", "buckets")
-    played = FakeCuda(backend.home.context)
-    communicator = nccl.Communicator(nccl.Nccl(library), played, bytes(range(128)), 1, RANKS)
+    communicator = nccl.Communicator(nccl.Nccl(library), fake, bytes(range(128)), 1, RANKS)
     with pytest.raises(BackendError, match=f"^{message}$"):
-        communicator.all_reduce([buckets.Span(played.allocate(4096), 4096)], np.dtype("float32"), "sum")
+        communicator.all_reduce([buckets.Span(fake.device.driver.allocate(4096), 4096)], np.dtype("float32"), "sum")
         communicator.wait()
 
 

@@ -20,7 +20,7 @@ DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", 
 ROOMS = [
     (
         r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(",
-        {"commands.py", "launches.py", "shared_memory.py"},  # the last has a queue of its own beside the device's
+        {"driver.py", "launches.py", "commands.py", "shared_memory.py"},  # the last has a queue of its own, too
         "cl.enqueue_copy(queue, a, b)",
     ),
     (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),
@@ -108,17 +108,25 @@ def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
 
 # ---- launches without an event -----------------------------------------------------------------------------------
 
-launches = import_module("polyarr.backends.opencl.runtime.launches")
+launches, driver = (import_module(f"polyarr.backends.opencl.runtime.{name}") for name in ("launches", "driver"))
+
+
+@pytest.fixture
+def device(backend):
+    """The backend's device, if OpenCL is its driver."""
+    if type(backend.home.driver) is not driver.OpenCL:
+        pytest.skip("the driver is CUDA's")
+    return backend.home
 
 
 @on_opencl
-def test_launches_without_an_event_do_what_others_do(backend, monkeypatch) -> None:
-    device, unheard = devices.select(backend.name), launches.without_events()
+def test_launches_without_an_event_do_what_others_do(device, monkeypatch) -> None:
+    unheard = launches.without_events()
     assert unheard is not launches.cl.enqueue_nd_range_kernel
     monkeypatch.setattr(device.programs, "_programs", {})  # whose kernels have not run yet
     monkeypatch.setattr(device, "plans", type(device.plans)(device))
     launched = []
-    monkeypatch.setattr(device.commands, "launch", lambda *args: launched.append(args[2:]) or unheard(*args))
+    monkeypatch.setattr(device.driver, "launch", lambda *args: launched.append(args[2:]) or unheard(*args))
     x = pa.asarray(np.arange(12, dtype=np.float32).reshape(3, 4))
     for _ in range(2):
         np.testing.assert_array_equal((x @ x.T + 1).numpy(), x.numpy() @ x.numpy().T + 1)
@@ -129,17 +137,15 @@ def test_launches_without_an_event_do_what_others_do(backend, monkeypatch) -> No
 
 
 @on_opencl
-def test_a_launch_without_an_event_that_is_refused_says_why(backend) -> None:
-    device = devices.select(backend.name)
+def test_a_launch_without_an_event_that_is_refused_says_why(device) -> None:
     program = device.build("create", T="float", ACC="float", STORE="store_float32", COUNTER="float", WG=64)
     with pytest.raises(launches.cl.Error, match=r"(?i)clEnqueueNDRangeKernel"):
         launches.without_events()(device.queue, program.iota.cl_kernel, (64,), (1 << 30,))
 
 
 @on_opencl
-def test_compiled_functions_launch_without_an_event_too(backend, monkeypatch) -> None:
-    commands = devices.select(backend.name).commands
-    monkeypatch.setattr(commands, "launch", launches.without_events())
+def test_compiled_functions_launch_without_an_event_too(device, monkeypatch) -> None:
+    monkeypatch.setattr(device.driver, "launch", launches.without_events())
     fn, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.asarray(np.arange(9, dtype=np.float32).reshape(3, 3) / 9)
     for _ in range(3):
         np.testing.assert_allclose(fn(x).numpy(), np.tanh(x.numpy() @ x.numpy()) + 1, rtol=1e-6)

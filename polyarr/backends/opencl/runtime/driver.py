@@ -1,0 +1,153 @@
+"""The driver of a device: it allocates memory, compiles, copies, and launches kernels. This one is OpenCL's.
+
+A vendor may have another driver, with the same methods; see nvidia/driver.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyopencl as cl
+import pyopencl.tools
+
+from polyarr.backends.opencl.runtime.compiled import Compiler, compiler_of
+from polyarr.backends.opencl.runtime.launches import again, launch_of
+from polyarr.backends.opencl.runtime.source import STRUCTURE
+
+CONTEXT = cl.mem_info.CONTEXT
+ZERO = np.int32(0)
+
+
+class DriverError(Exception):
+    """A driver other than OpenCL's reported an error."""
+
+
+ERRORS = (cl.Error, DriverError)
+
+
+def kept(memory: Any) -> Any:
+    """Return another object for the same memory of OpenCL's. It keeps the handle valid, but nothing out of the pool.
+
+    None for a plain address, which stays valid for the arguments of kernels, whoever uses it next.
+    """
+    is_opencl = isinstance(memory, cl.MemoryObjectHolder)
+    return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True) if is_opencl else None
+
+
+class OpenCL:
+    """OpenCL's driver.
+
+    Attributes:
+        queue: The queue in which everything is enqueued in order.
+        pool: The memory pool.
+        allocate: Allocates bytes outside of the pool.
+        memory: The class of memory.
+        largest: Bytes of the largest allocation.
+        keeps_host: Whether an upload needs the host's bytes until it has finished.
+        launch: Enqueues a kernel whose arguments are set, from queue, kernel, global and local size.
+    """
+
+    memory, keeps_host = cl.MemoryObjectHolder, True
+
+    def __init__(self, context: cl.Context, device: cl.Device) -> None:
+        self._context, self._device = context, device
+        self.queue = cl.CommandQueue(context, device)
+        self.allocate = cl.tools.ImmediateAllocator(self.queue)
+        self.pool = cl.tools.MemoryPool(self.allocate)
+        self.largest = device.max_mem_alloc_size
+        self.launch = launch_of(device)
+
+    # ---- queues and memory -----------------------------------------------------------------------------------
+
+    def timing_queue(self) -> cl.CommandQueue:
+        """Return a new queue whose commands have times."""
+        return cl.CommandQueue(self._context, self._device, properties=cl.command_queue_properties.PROFILING_ENABLE)
+
+    def mark(self, queue: cl.CommandQueue) -> cl.Event:
+        """Return the event that everything enqueued so far has finished."""
+        return cl.enqueue_marker(queue)
+
+    def part(self, memory: Any, start: int, nbytes: int) -> Any:
+        """Return a part of memory, from byte start on."""
+        return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
+
+    def held(self, memory: Any, owner: Any) -> Any:
+        """Return the same memory as another object, which keeps an object alive."""
+        found = kept(memory)
+        found.owner = owner
+        return found
+
+    def is_lent(self, memory: Any) -> bool:
+        """Return whether another library may still use memory, though no array here refers to it."""
+        return False
+
+    def is_foreign(self, memory: Any) -> bool:
+        """Return whether memory is another device's."""
+        return memory.get_info(CONTEXT) != self._context
+
+    # ---- commands --------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def upload(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: np.ndarray) -> cl.Event:
+        """Enqueue a copy from the host, which must keep the source until it has finished."""
+        return cl.enqueue_copy(queue, target, source, is_blocking=False)
+
+    @staticmethod
+    def transfer(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: Any) -> cl.Event:
+        """Copy from or to the host, and wait."""
+        return cl.enqueue_copy(queue, target, source)
+
+    @staticmethod
+    def copy(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: Any) -> cl.Event:
+        """Enqueue a copy within the device."""
+        return cl.enqueue_copy(queue, target, source, byte_count=work[0])
+
+    @staticmethod
+    def fill(queue: cl.CommandQueue, work: Any, group: Any, target: Any) -> cl.Event:
+        """Enqueue a fill with zeros."""
+        return cl.enqueue_fill_buffer(queue, target, ZERO, 0, work[0])
+
+    # ---- kernels ---------------------------------------------------------------------------------------------
+
+    def compiler(self) -> Compiler:
+        """Return the compiler."""
+        return compiler_of(self._context, self._device)
+
+    def kernels(self, program: cl.Program) -> dict[str, Any]:
+        """Return the kernels of a program by name. Each is called with queue, global and local size, and arguments."""
+        return {kernel.function_name: kernel for kernel in program.all_kernels()}
+
+    def kernel(self, program: cl.Program, name: str) -> Any:
+        """Return a kernel of a program as a new object with arguments of its own."""
+        return cl.Kernel(program, name)
+
+    def called(self, kernel: Any) -> Callable[..., Any]:
+        """Return the fastest way to call a kernel."""
+        return kernel if self.launch is cl.enqueue_nd_range_kernel else self._call_without_event(kernel)
+
+    def _call_without_event(self, kernel: Any) -> Callable[..., Any]:
+        def call(queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
+            if queue is not self.queue:  # times are measured
+                return kernel(queue, work, group, *args)
+            kernel.set_args(*args)
+            return self.launch(queue, kernel, work, group)
+
+        return call
+
+    def again(self, kernel: Any, work: Any, group: Any) -> Callable[[], Any]:
+        """Return a function that launches a kernel with its current arguments; it returns an event or an error code."""
+        return again(self.launch, self.queue, kernel, work, group)
+
+    def relaunch(self, queue: cl.CommandQueue, kernel: Any, work: Any, group: Any) -> cl.Event:
+        """Launch a kernel with its current arguments, with an event."""
+        return cl.enqueue_nd_range_kernel(queue, kernel, work, group)
+
+    @staticmethod
+    def set_number(kernel: Any, i: int, value: Any, dtype: np.dtype | None) -> None:
+        """Set an argument; a scalar is converted to its type as PyOpenCL would."""
+        if dtype is None:
+            kernel.set_arg(i, value)
+        elif dtype == STRUCTURE:
+            kernel._set_arg_buf(i, value)
+        else:
+            kernel._set_arg_buf_pack_multi((i, dtype.char.encode(), value))
