@@ -1,13 +1,15 @@
-"""Decoding speed of a GPT, token by token: eager, captured by polyarr.compile, and compared with PyTorch.
+"""Decoding speed of language models, token by token: eager, captured by polyarr.compile, and compared with PyTorch.
 
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
                                 [--turns 5] [--threads 2] [--int8]
-    python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16]
+    python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16] [--torch-compile]
+    python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16 --torch-compile
     either with                 [--json FILE] [--png FILE]
 
 All decode greedily from the same random weights, from the start of a text, alternating in one process. polyarr's KV
 cache has the length of the whole context and is overwritten in place if compiled; PyTorch's eager model has one that
-grows. If transformers is installed, its model of the same weights decodes with its own `generate`. A turn is timed
+grows. If transformers is installed, its model of the same weights decodes with its own `generate`, and with
+--torch-compile by torch.compile with CUDA graphs and a static cache as long as polyarr's. A turn is timed
 until its tokens are computed; nothing is read before. "host" is the CPU time of the calling thread. polyarr's tokens
 must be equal in both modes, and first logits must agree, or nothing is timed; for float32 the agreement with
 transformers' text is printed. Both are optional: pip install torch transformers
@@ -25,6 +27,8 @@ from train_step import VOCABULARIES, TorchStep, torch
 import polyarr as pa
 from polyarr.models import save_pretrained
 from polyarr.models.gpt import GPTModel
+from polyarr.models.llama import PRESETS as LLAMAS
+from polyarr.models.llama import LlamaModel
 from polyarr.training import PRESETS
 
 try:
@@ -33,7 +37,8 @@ except ImportError:
     transformers = None
 
 FIRST = 1  # token of every text
-OTHERS = {"PyTorch", "transformers"}
+OTHERS = {"PyTorch", "transformers", "torch.compile"}
+CONTEXT = 1024  # positions of a Llama's cache
 
 
 class Writer:
@@ -135,6 +140,34 @@ class Transformers(Writer):
         return torch.cat(found, 1).cpu().numpy()
 
 
+class Compiled(Writer):
+    """transformers' model by torch.compile with CUDA graphs, with a static cache."""
+
+    def __init__(self, plain, context):
+        self.plain, self.device, self.batch = plain.model, plain.device, plain.batch
+        config, dtype = plain.model.config, plain.model.dtype
+        self.cache = transformers.StaticCache(config=config, max_cache_len=context, dtype=dtype, device=self.device)
+        self.step = torch.compile(self.following, mode="reduce-overhead", fullgraph=True)
+
+    def following(self, token, position):
+        found = self.plain(token, past_key_values=self.cache, cache_position=position, use_cache=True)
+        return found.logits[:, -1], found.logits[:, -1].argmax(-1, keepdim=True)
+
+    def begin(self):
+        self.cache.reset()
+        self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.token = torch.full((self.batch, 1), FIRST, device=self.device)
+
+    def __call__(self):
+        with torch.no_grad():
+            logits, token = self.step(self.token, self.position)
+        self.token, self.position = token.clone(), self.position + 1  # a graph overwrites its results
+        return logits
+
+    def tokens(self, found):
+        return torch.cat(found, 1).cpu().numpy()
+
+
 def turn(writer, count):
     """Return a text's tokens, its wall-clock seconds, and the CPU seconds of the calling thread."""
     pa.synchronize()
@@ -183,7 +216,7 @@ def measured(writers, count, turns):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backend", default="opencl")
-    parser.add_argument("--preset", choices=list(PRESETS), default="shakespeare-char")
+    parser.add_argument("--preset", choices=[*PRESETS, *LLAMAS], default="shakespeare-char")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128, help="of a text")
     parser.add_argument("--turns", type=int, default=5)
@@ -191,10 +224,14 @@ def main():
     parser.add_argument("--int8", action="store_true", help="captured with weights of a byte each, too")
     parser.add_argument("--threads", type=int, default=2, help="for PyTorch")
     parser.add_argument("--torch-device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--torch-compile", action="store_true", help="compare with torch.compile and CUDA graphs, too")
     options = report.parsed(parser)
-    backend, recipe = pa.set_backend(options.backend), PRESETS[options.preset]
+    backend, recipe = pa.set_backend(options.backend), PRESETS.get(options.preset)
     pa.random.seed(0)
-    model = GPTModel(recipe.config(VOCABULARIES.get(options.preset, 65))).eval()
+    if recipe:
+        model = GPTModel(recipe.config(VOCABULARIES.get(options.preset, 65))).eval()
+    else:
+        model = LlamaModel(LLAMAS[options.preset] | {"context_length": CONTEXT}).eval()
     narrow = model if options.dtype == "float32" else model.astype(options.dtype)
     writers = {
         "captured": Polyarr(narrow, options.batch_size, lambda fn: pa.compile(fn, donate="caches")),
@@ -207,16 +244,19 @@ def main():
     else:
         torch.set_num_threads(options.threads)
         dtype = getattr(torch, options.dtype)
-        writers["PyTorch"] = PyTorch(recipe, model, options.torch_device, options.batch_size, dtype)
+        if recipe:
+            writers["PyTorch"] = PyTorch(recipe, model, options.torch_device, options.batch_size, dtype)
         if transformers:
-            writers["transformers"] = Transformers(model, options.torch_device, options.batch_size, dtype)
+            writers["transformers"] = plain = Transformers(model, options.torch_device, options.batch_size, dtype)
+            if options.torch_compile:
+                writers["torch.compile"] = Compiled(plain, model.config.context_length)
     check(writers, options.dtype)
     found = measured(writers, min(options.tokens, model.config.context_length), options.turns)
     print(f"{options.preset}, {options.dtype}, {options.batch_size} at once; polyarr on {backend.hardware}")
-    print(f"{'':12}{'tokens/s':>10}{'best':>10}{'host us':>10}{'captured is':>14}")
+    print(f"{'':14}{'tokens/s':>10}{'best':>10}{'host us':>10}{'captured is':>14}")
     for name, row in found.items():
         times = found["captured"]["tokens/s"] / row["tokens/s"]
-        print(f"{name:12}" + "".join(f"{value:10,.0f}" for value in row.values()) + f"{times:12.2f} x")
+        print(f"{name:14}" + "".join(f"{value:10,.0f}" for value in row.values()) + f"{times:12.2f} x")
     rows = {"tokens/s": {name: row["tokens/s"] for name, row in found.items()}}
     report.write(options, found, f"Tokens of {options.preset} on {backend.hardware}", "tokens/s", rows)
 
