@@ -206,13 +206,18 @@ class MultiHeadAttention(Module):
     def _attended(self, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> Array:
         """Return the attention of queries (B, H, T, D) to keys and values (B, K, S, D) as (B, T, H * D)."""
         b, heads, t, size = q.shape
-        if (kv := k.shape[1]) != heads:  # the queries of a group share its keys and values
+        rate = self.drop_rate if self.training else 0.0
+        if (kv := k.shape[1]) != heads and t == 1 and not causal and not rate:  # a group's queries are rows of a matrix
+            if mask is not None and mask.ndim == 4 and mask.shape[1] != 1:  # (B or 1, H, 1, S)
+                mask = ops.reshape(mask, shape=(mask.shape[0], kv, heads // kv, mask.shape[3]))
+            y = ops.attention(ops.reshape(q, shape=(b, kv, heads // kv, size)), k, v, mask)  # (B, K, H / K, D)
+            return ops.reshape(y, shape=(b, 1, heads * size))
+        if kv != heads:  # they share its keys and values
             q = ops.reshape(q, shape=(b, kv, heads // kv, t, size))  # (B, K, H / K, T, D)
             k, v = (ops.expand_dims(a, axis=2) for a in (k, v))  # (B, K, 1, S, D)
             if mask is not None and mask.ndim == 4:  # (B or 1, H or 1, T, S)
                 grouped = (1, 1) if mask.shape[1] == 1 else (kv, heads // kv)
                 mask = ops.reshape(mask, shape=(mask.shape[0], *grouped, *mask.shape[2:]))
-        rate = self.drop_rate if self.training else 0.0
         key, counter = random.draw() if rate else (0, 0)
         y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # (as q)
         axes = (0, 2, 1, 3) if y.ndim == 4 else (0, 3, 1, 2, 4)

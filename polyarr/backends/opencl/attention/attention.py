@@ -1,6 +1,6 @@
 """Attention without the matrix of scores: tiles, online softmax, and a backward pass that recomputes the weights.
 
-The first variant that accepts a problem computes it; otherwise decode attention does (one query token), or the portable
+The first variant that accepts a problem computes it; otherwise decode attention does (few queries), or the portable
 tiled kernels.
 """
 
@@ -27,7 +27,7 @@ SUM = reduction("sum")
 
 
 VARIANTS = (
-    Variant("decode", "one query, rows of up to 512, no dropout",
+    Variant("decode", "one query, or up to 8 that are not causal, rows of up to 512, no dropout",
             lambda device, p: attention_decode if attention_decode.accepts(p) else None),
     Variant("tiled", "all others", lambda device, p: attention_tiled),
 )  # fmt: skip
@@ -114,7 +114,7 @@ def _call(
     problem = Problem(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
-        all(map(is_aligned, (q, k, v, *rest))), scale > 0, rate > 0,
+        all(map(is_aligned, (q, k, v, *rest))), bool(causal), scale > 0, rate > 0,
         rate > 0 and bool(state.on_device), terms_of(q.dtype, precision),
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0

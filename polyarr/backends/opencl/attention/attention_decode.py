@@ -1,4 +1,7 @@
-"""Decode attention: one query token. On GPUs, work-groups share the keys (split-KV) if there are many."""
+"""Decode attention: few queries, such as those that share keys in grouped-query attention.
+
+On GPUs, work-groups share the keys (split-KV) if there are many.
+"""
 
 import struct
 from typing import NamedTuple
@@ -18,16 +21,18 @@ MAX_KEYS, MIN_KEYS = 256, 128  # keys of a work-group, where several share them
 GROUPS_PER_UNIT = 4  # beyond this, more work-groups gain nothing
 BLOCK = 64  # keys that a CPU takes at a time
 MAX_ROW = 512  # longest row: a lane holds its share in registers
+MAX_QUERIES = 8  # of a batch entry; each reads the keys, from cache after the first
 
 
 def accepts(p: Problem) -> bool:
-    """Return whether there is one query token, for which tiles would be almost empty, and these kernels accept it."""
-    return p.t == 1 and 0 < p.s and 0 < p.batch and max(p.lengths) <= MAX_ROW and not p.dropout
+    """Return whether there are so few queries that tiles would be almost empty, and these kernels accept them."""
+    is_short = p.t == 1 or (1 < p.t <= MAX_QUERIES and not p.causal)
+    return is_short and 0 < p.s and 0 < p.batch and max(p.lengths) <= MAX_ROW and not p.dropout
 
 
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out, and return the log-sum-exp of each row of scores."""
-    lse = device.empty(Spec((call.problem.batch, 1), accumulated(call.problem.dtype)))
+    lse = device.empty(Spec((call.problem.batch, call.problem.t), accumulated(call.problem.dtype)))
     return choose(device, "decode attention", KERNELS, call, out, lse)
 
 
@@ -36,7 +41,7 @@ def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
     p, scale = call.problem, call.numbers[4]
     results = out.memory, call.at[4], lse.memory
     program = device.plans[_cpu_program](p)
-    program.attention_decode((p.batch,), (1,), *call.arguments, *results, p.inner, p.s, scale)
+    program.attention_decode((p.batch * p.t,), (1,), *call.arguments, *results, p.inner, p.t, p.s, scale)
     return lse
 
 
@@ -60,11 +65,11 @@ def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
     program, items, parts = device.plans[_gpu_cut](p)
     results, pieces = (out.memory, call.at[4], lse.memory), None
     if parts > 1:
-        pieces = device.empty(Spec((p.batch, parts, p.lengths[1] + 2), accumulated(p.dtype))).memory
-    numbers = p.inner, p.s, scale
-    program.attention_decode((parts * items, p.batch), (items, 1), *call.arguments, pieces, *results, *numbers)
+        pieces = device.empty(Spec((p.batch * p.t, parts, p.lengths[1] + 2), accumulated(p.dtype))).memory
+    numbers = p.inner, p.t, p.s, scale
+    program.attention_decode((parts * items, p.batch * p.t), (items, 1), *call.arguments, pieces, *results, *numbers)
     if parts > 1:
-        program.attention_join((items, p.batch), (items, 1), pieces, parts, *results, p.inner)
+        program.attention_join((items, p.batch * p.t), (items, 1), pieces, parts, *results, p.inner, p.t)
     return lse
 
 
@@ -94,7 +99,7 @@ def _gpu_cut(device: Device, p: Problem) -> GpuCut:
 def _keys_per_group(device: Device, p: Problem) -> int:
     """Return the keys per work-group where several share them: fewer if batches are few."""
     keys = MAX_KEYS
-    while keys > MIN_KEYS and -(-p.s // keys) * p.batch < GROUPS_PER_UNIT * device.features.compute_units:
+    while keys > MIN_KEYS and -(-p.s // keys) * p.batch * p.t < GROUPS_PER_UNIT * device.features.compute_units:
         keys //= 2
     return keys
 

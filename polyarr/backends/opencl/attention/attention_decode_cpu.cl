@@ -18,8 +18,12 @@
 #error "attention_decode_cpu.cl needs a mask's macros"
 #endif
 
+// Where an array's row of query n begins. The queries of a batch entry share its keys, and come one after the other.
 static inline size_t start_of(const long4 at, const long batch, const long inner) {
     return at.x + batch / inner * at.y + batch % inner * at.z;
+}
+static inline size_t start_of_row(const long4 at, const long n, const long inner, const long t) {
+    return start_of(at, n / t, inner) + n % t * at.w;
 }
 
 // Arrays of vectors stay in registers only if all indices are constants, so the loops over them are unrolled.
@@ -109,13 +113,13 @@ void attention_decode(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long s, const ACC scale) {
-    const long batch = get_group_id(0);
-    q += start_of(q_at, batch, inner);
+    const long t, const long s, const ACC scale) {
+    const long n = get_group_id(0), batch = n / t;
+    q += start_of_row(q_at, n, inner, t);
     k += start_of(k_at, batch, inner);
     v += start_of(v_at, batch, inner);
-    out += start_of(out_at, batch, inner);
-    mask += start_of(mask_at, batch, inner);
+    out += start_of_row(out_at, n, inner, t);
+    mask += start_of_row(mask_at, n, inner, t);
     Vector query[ROOM];
     ACC rest[LANES], sums[DV], weights[BLOCK], totals[LANES], top = -INFINITY, total = 0;
     for (int l = 0; l < LANES; l++) totals[l] = 0;
@@ -162,5 +166,5 @@ void attention_decode(
     }
     for (int l = 0; l < LANES; l++) total += totals[l];
     for (int d = 0; d < DV; d++) STORE(out, d, total == 0 ? 0 : sums[d] / total);
-    lse[batch] = total == 0 ? INFINITY : top + log(total);
+    lse[n] = total == 0 ? INFINITY : top + log(total);
 }

@@ -1,17 +1,17 @@
-// Decode attention (one query token per batch entry) on GPUs: out = softmax(scale q k^T + mask) v. Either one
-// work-group reads all keys of a batch entry, or the keys are split across work-groups and attention_join combines
-// their partial results (split-K). Rows of k and v whose key is masked are not read.
+// Decode attention (few queries per batch entry) on GPUs: out = softmax(scale q k^T + mask) v. Either one work-group
+// reads all keys for a query, or the keys are split across work-groups and attention_join combines their partial results
+// (split-K). Rows of k and v whose key is masked are not read.
 //
 // A work-group is SETS sets of LANES work-items. A set processes AHEAD rows of k or v at a time, so that many loads
 // are in flight; the lanes of a set share a row, each taking every LANES-th vector.
 //
-// Arrays   q (.., 1, D); k (.., s, D); v (.., s, DV); out (.., 1, DV); mask (.., 1, s)
+// Arrays   q (.., t, D); k (.., s, D); v (.., s, DV); out (.., t, DV); mask (.., t, s)
 //          with layouts <name>_at as in attention_gpu.cl
-//          lse (batch) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
-//          pieces (batch, parts, DV + 2) of ACC: partial results of a split: the weighted sum of v, the largest score,
+//          lse (batch, t) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
+//          pieces (batch, t, parts, DV + 2) of ACC: partial results of a split: the weighted sum of v, the largest score,
 //          and the sum of the weights exp(score - largest); null if WHOLE
-// Launch   attention_decode: global (parts * WG, batch), local (WG, 1), where parts = ceil(s / KEYS)
-//          attention_join: global (WG, batch), local (WG, 1)
+// Launch   attention_decode: global (parts * WG, batch * t), local (WG, 1), where parts = ceil(s / KEYS)
+//          attention_join: global (WG, batch * t), local (WG, 1)
 // Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
 //          D, DV                  lengths of the last axes
 //          KEYS                   keys per work-group
@@ -50,8 +50,12 @@
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 
+// Where an array's row of query n begins. The queries of a batch entry share its keys, and come one after the other.
 static inline size_t start_of(const long4 at, const long batch, const long inner) {
     return at.x + batch / inner * at.y + batch % inner * at.z;
+}
+static inline size_t start_of_row(const long4 at, const long n, const long inner, const long t) {
+    return start_of(at, n / t, inner) + n % t * at.w;
 }
 
 // Return the maximum of v over the work-group to all its work-items. `lanes` holds WG elements.
@@ -81,16 +85,16 @@ __kernel GROUP void attention_decode(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global ACC *restrict pieces, __global T *restrict out, const long4 out_at,
-    __global ACC *restrict lse, const long inner, const long s, const ACC scale) {
+    __global ACC *restrict lse, const long inner, const long t, const long s, const ACC scale) {
     __local ACC parts[MAX(ROUND * (LANES + 1), SETS * DV)];  // partial scores, later partial sums of columns
     __local ACC weights[KEYS], lanes[WG], totals[SETS];
     const int me = get_local_id(0), lane = me % LANES, set = me / LANES;
-    const long batch = get_group_id(1), k0 = get_group_id(0) * KEYS;
+    const long n = get_group_id(1), batch = n / t, k0 = get_group_id(0) * KEYS;
     const int keys = MIN(KEYS, s - k0);
-    q += start_of(q_at, batch, inner);
+    q += start_of_row(q_at, n, inner, t);
     k += start_of(k_at, batch, inner) + k0 * k_at.w;
     v += start_of(v_at, batch, inner) + k0 * v_at.w;
-    mask += start_of(mask_at, batch, inner) + k0 * mask_step;
+    mask += start_of_row(mask_at, n, inner, t) + k0 * mask_step;
 
     ACC query[SHARE(D)][VECTOR], top = -INFINITY;
     EACH_SHARE(D) EACH_ELEMENT query[i][e] = COLUMN(i) + e < D ? LOAD(q, COLUMN(i) + e) * scale : 0;
@@ -179,9 +183,9 @@ __kernel GROUP void attention_decode(
     total = 0;
     for (int n = 0; n < FOLDS; n++) total += totals[n];
 #if WHOLE
-    out += start_of(out_at, batch, inner);
+    out += start_of_row(out_at, n, inner, t);
 #else
-    pieces += (batch * get_num_groups(0) + get_group_id(0)) * PIECE;
+    pieces += (n * get_num_groups(0) + get_group_id(0)) * PIECE;
 #endif
     for (int d = me; d < DV; d += WG) {
         ACC sum = 0;
@@ -193,7 +197,7 @@ __kernel GROUP void attention_decode(
 #endif
     }
 #if WHOLE
-    if (me == 0) lse[batch] = total == 0 ? INFINITY : top + log(total);
+    if (me == 0) lse[n] = total == 0 ? INFINITY : top + log(total);
 #else
     if (me == 0) pieces[DV] = top, pieces[DV + 1] = total;
 #endif
@@ -205,12 +209,12 @@ __kernel GROUP void attention_decode(
 #define LOADS_FIRST (PARTS <= 32 && DV <= WG)  // a work-item can load its column before the weights are known
 
 __kernel GROUP void attention_join(__global const ACC *restrict pieces, const long parts, __global T *restrict out,
-                                   const long4 out_at, __global ACC *restrict lse, const long inner) {
+                                   const long4 out_at, __global ACC *restrict lse, const long inner, const long t) {
     __local ACC lanes[WG];
     const int me = get_local_id(0);
-    const long batch = get_group_id(1);
-    pieces += batch * parts * PIECE;
-    out += start_of(out_at, batch, inner);
+    const long query = get_group_id(1);
+    pieces += query * parts * PIECE;
+    out += start_of_row(out_at, query, inner, t);
 #if LOADS_FIRST
     ACC column[PARTS];
     EACH_PART column[n] = OF_PART(n, MIN(me, DV - 1));
@@ -241,5 +245,5 @@ __kernel GROUP void attention_join(__global const ACC *restrict pieces, const lo
 #endif
         STORE(out, d, total == 0 ? 0 : sum / total);
     }
-    if (me == 0) lse[batch] = total == 0 ? INFINITY : top + log(total);
+    if (me == 0) lse[query] = total == 0 ? INFINITY : top + log(total);
 }

@@ -35,6 +35,7 @@ class Problem(NamedTuple):
     lengths: tuple[int, int]  # of rows of q and k, and of rows of v
     layouts: tuple[bytes, ...]  # of q, k, v and, in the backward pass, dout: strides outer, inner, row, packed as "3q"
     is_aligned: bool  # whether their first elements lie at multiples of 16 bytes
+    causal: bool
     scale_is_positive: bool
     dropout: bool
     state_on_device: bool

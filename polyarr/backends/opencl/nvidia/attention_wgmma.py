@@ -267,7 +267,7 @@ def _trial(device: Device) -> None:
     )  # fmt: skip
     for dtype, length, mask, dropout, terms in cases:
         for arrays in (3, 4):
-            flags = True, True, dropout, False, terms
+            flags = True, False, True, dropout, False, terms
             _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
 
 

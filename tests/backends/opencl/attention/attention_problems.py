@@ -19,7 +19,7 @@ SMALLEST = {"float32": 2.0**-126, "high": 2.0**-126, "float16": 2.0**-24, "bfloa
 
 
 class Choices(NamedTuple):
-    """Parameters that problems are drawn from."""
+    """Parameters that problems are drawn from. With `queries`, their numbers, attention is not causal."""
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     sizes: tuple[int, ...] = (8, 16, 40, 64, 128)
@@ -27,6 +27,7 @@ class Choices(NamedTuple):
     rates: tuple[float, ...] = (0.0, 0.25)
     longest: int = 300
     precision: str | None = None
+    queries: tuple[int, ...] = ()
 
 
 class Problem(NamedTuple):
@@ -43,6 +44,7 @@ def draw(seed: int, choices: Choices) -> Problem:
     r = np.random.default_rng(seed)
     dtype, size, kind, rate = (pick(r, some) for some in choices[:4])
     t, s = lengths(r, choices.longest)
+    t = pick(r, choices.queries) if choices.queries else t
     lead, shared, layout = heads(r)
     s = t if layout == "packed" else s
     spread = pick(r, (1.0, 1.0, 0.1, 4.0, 1e-3))
@@ -51,7 +53,7 @@ def draw(seed: int, choices: Choices) -> Problem:
     dout = values(r, (*lead, t, size), dtype, pick(r, (1.0, 1.0, 1e-3, 4.0)))
     mask = mask_of(r, kind, (*lead, t, s))
     params = {
-        "causal": bool(r.integers(2)), "dropout_rate": rate, "precision": choices.precision,
+        "causal": bool(r.integers(2)) and not choices.queries, "dropout_rate": rate, "precision": choices.precision,
         "scale": pick(r, (None, None, 0.3)),
     }  # fmt: skip
     masked = "no mask" if mask is None else f"mask {kind} {mask.shape}"

@@ -11,6 +11,7 @@ from tests.helpers.opencl_modules import opencl_modules
 ANY = Choices(sizes=(8, 33), longest=100)
 NARROW = Choices(dtypes=("bfloat16", "float16"), sizes=(8, 64, 104))
 IN_PARTS = Choices(dtypes=("float32",), sizes=(40, 64))
+FEW = Choices(sizes=(33, 64), longest=700, rates=(0.0,), queries=(1, 2, 3, 5, 8))
 
 
 def test_the_decomposition_is_as_near_as_the_bounds() -> None:
@@ -18,6 +19,13 @@ def test_the_decomposition_is_as_near_as_the_bounds() -> None:
         for seed in range(40):
             problem = draw(seed, ANY)
             assert worst(problem) <= 1, problem.name
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_few_queries_are_as_near_as_the_bounds(backend) -> None:
+    for seed in range(12):
+        problem = draw(seed, FEW)
+        assert worst(problem) <= 1, problem.name
 
 
 @pytest.mark.parametrize("slip", ["q has lost a part", "a key is not seen", "a mask is one row off"])

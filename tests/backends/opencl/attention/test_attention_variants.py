@@ -20,7 +20,7 @@ on_opencl = pytest.mark.polyarr_backend("opencl")
 def problem(length=64, row=64, outer=64 * 96, **changed):
     layouts = (struct.pack("3q", outer, 32 * row, row),) * 3
     given = wgmma.Problem(
-        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, True, False, False, 1
+        np.dtype(pa.bfloat16), None, 6, 3, 32, 32, (length, length), layouts, True, False, True, False, False, 1
     )
     return given._replace(**changed)
 
