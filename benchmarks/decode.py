@@ -3,13 +3,13 @@
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
                                 [--turns 5] [--threads 2] [--int8]
     python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16] [--torch-compile]
-    python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16 --torch-compile
+    python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16
     either with                 [--json FILE] [--png FILE]
 
 All decode greedily from the same random weights, from the start of a text, alternating in one process. polyarr's KV
 cache has the length of the whole context and is overwritten in place if compiled; PyTorch's eager model has one that
-grows. If transformers is installed, its model of the same weights decodes with its own `generate`, and with
---torch-compile by torch.compile with CUDA graphs and a static cache as long as polyarr's. A turn is timed
+grows, and with --torch-compile a GPT that becomes CUDA graphs has one as long as polyarr's. If transformers is
+installed, its model of the same weights decodes with its own `generate`. A turn is timed
 until its tokens are computed; nothing is read before. "host" is the CPU time of the calling thread. polyarr's tokens
 must be equal in both modes, and first logits must agree, or nothing is timed; for float32 the agreement with
 transformers' text is printed. Both are optional: pip install torch transformers
@@ -140,32 +140,48 @@ class Transformers(Writer):
         return torch.cat(found, 1).cpu().numpy()
 
 
-class Compiled(Writer):
-    """transformers' model by torch.compile with CUDA graphs, with a static cache."""
+class Compiled(PyTorch):
+    """PyTorch's model by torch.compile with CUDA graphs, with a KV cache of the whole context."""
 
-    def __init__(self, plain, context):
-        self.plain, self.device, self.batch = plain.model, plain.device, plain.batch
-        config, dtype = plain.model.config, plain.model.dtype
-        self.cache = transformers.StaticCache(config=config, max_cache_len=context, dtype=dtype, device=self.device)
+    def __init__(self, recipe, model, device, batch, dtype):
+        super().__init__(recipe, model, device, batch, dtype)
+        config, size = self.config, self.config.emb_dim // self.config.n_heads
+        shape = batch, config.n_heads, config.context_length, size
+        self.places, self.at = torch.arange(config.context_length, device=device), None
+        self.static = {f"blocks.{i}.att": [torch.zeros(shape, device=device, dtype=dtype) for _ in "kv"]
+                       for i in range(config.n_layers)}  # fmt: skip
+        for cache in self.static.values():
+            for x in cache:
+                torch._dynamo.mark_static_address(x)  # so that a graph may write to it
         self.step = torch.compile(self.following, mode="reduce-overhead", fullgraph=True)
 
-    def following(self, token, position):
-        found = self.plain(token, past_key_values=self.cache, cache_position=position, use_cache=True)
-        return found.logits[:, -1], found.logits[:, -1].argmax(-1, keepdim=True)
-
     def begin(self):
-        self.cache.reset()
-        self.position = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.token = torch.full((self.batch, 1), FIRST, device=self.device)
+        super().begin()
+        self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
+
+    def attention(self, x, name):
+        b, t, c = x.shape
+        parts = self.linear(x, f"{name}.qkv").view(b, t, 3, self.config.n_heads, -1)
+        q, *new = (a.transpose(1, 2) for a in parts.unbind(2))  # (B, H, 1, D)
+        for cache, x in zip(self.static[name], new, strict=True):
+            cache.index_copy_(2, self.at, x)
+        y = torch.nn.functional.scaled_dot_product_attention(q, *self.static[name], attn_mask=self.seen)
+        return self.linear(y.transpose(1, 2).reshape(b, t, c), f"{name}.out")
+
+    def embedded(self, tokens):
+        places = torch.nn.functional.embedding(self.at, self.p["pos_emb.weight"])
+        return torch.nn.functional.embedding(tokens, self.p["tok_emb.weight"]) + places
+
+    def following(self, token, at):
+        self.at, self.seen = at, self.places[None] <= at
+        logits = self.logits(token)[:, -1]
+        return logits, logits.argmax(-1, keepdim=True)
 
     def __call__(self):
         with torch.no_grad():
-            logits, token = self.step(self.token, self.position)
-        self.token, self.position = token.clone(), self.position + 1  # a graph overwrites its results
+            logits, token = self.step(self.token, self.now)
+        self.token, self.now = token.clone(), self.now + 1  # a graph overwrites its results
         return logits
-
-    def tokens(self, found):
-        return torch.cat(found, 1).cpu().numpy()
 
 
 def turn(writer, count):
@@ -245,11 +261,12 @@ def main():
         torch.set_num_threads(options.threads)
         dtype = getattr(torch, options.dtype)
         if recipe:
-            writers["PyTorch"] = PyTorch(recipe, model, options.torch_device, options.batch_size, dtype)
-        if transformers:
-            writers["transformers"] = plain = Transformers(model, options.torch_device, options.batch_size, dtype)
+            given = recipe, model, options.torch_device, options.batch_size, dtype
+            writers["PyTorch"] = PyTorch(*given)
             if options.torch_compile:
-                writers["torch.compile"] = Compiled(plain, model.config.context_length)
+                writers["torch.compile"] = Compiled(*given)
+        if transformers:
+            writers["transformers"] = Transformers(model, options.torch_device, options.batch_size, dtype)
     check(writers, options.dtype)
     found = measured(writers, min(options.tokens, model.config.context_length), options.turns)
     print(f"{options.preset}, {options.dtype}, {options.batch_size} at once; polyarr on {backend.hardware}")
