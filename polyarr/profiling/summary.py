@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import PurePath
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from polyarr.profiling.work import moved, operations
 LEAVES = ("kernel", "forward", "backward", "group")
 Interval = tuple[float, float]
 UNITS = "GFLOP/s", "GB/s"
+INDEX = re.compile(r"(?<![^.])\d+(?![^.])")  # of a layer in a list, in a dotted path
 HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak", "kernels")
 
 
@@ -99,17 +100,34 @@ def kernels(launches: list[Timed]) -> list[Row]:
 
 
 def _rows(calls: Iterable[Call], launches: dict[int, list[Timed]], inner: dict[int, float]) -> list[Row]:
-    groups = defaultdict[tuple[str, str], list[Call]](list)
-    for call in calls:
-        groups[_title(call), _device(call)].append(call)
     rows = []
-    for (name, device), group in groups.items():
+    for name, group in _groups(calls, launches):
         mine = [launch for call in group for launch in launches[id(call)]]
         host = sum(call.ended - call.began - inner[id(call)] for call in group)
         work = sum(map(moved, group)), sum(map(operations, group))
         seconds = sum(launch.seconds for launch in mine)
-        rows.append(Row(name, device, len(group), len(mine), seconds, host, *work, _kernels(mine)))
+        rows.append(Row(name, _device(group[0]), len(group), len(mine), seconds, host, *work, _kernels(mine)))
     return sorted(rows, key=lambda row: (-row.seconds, -row.host))
+
+
+def _groups(calls: Iterable[Call], launches: dict[int, list[Timed]]) -> Iterator[tuple[str, list[Call]]]:
+    """Yield (name, calls) of each row.
+
+    Layers in the same place of a list, such as the blocks of a model, share a row if their shapes and kernels are the
+    same: "blocks.*.att", else "blocks.0.att" and "blocks.1-3.att".
+    """
+    titles = defaultdict[tuple[str, ...], dict[str, list[Call]]](lambda: defaultdict(list))
+    for call in calls:
+        module = call.step.module if call.step else ""
+        titles[*_title(call), _device(call)][module].append(call)
+    for (op, line, *_), layers in titles.items():
+        alike = defaultdict[frozenset, list[str]](list)
+        for module, made in layers.items():
+            kind = {(c.specs, c.out, *(launch.name for launch in launches[id(c)])) for c in made if len(layers) > 1}
+            alike[frozenset(kind)].append(module)
+        for modules in alike.values():
+            path = _span(modules) if len(alike) > 1 else INDEX.sub("*", modules[0])
+            yield ", ".join(filter(None, (op, path, line))), [call for module in modules for call in layers[module]]
 
 
 def _kernels(launches: list[Timed]) -> tuple[tuple[str, float], ...]:
@@ -120,18 +138,28 @@ def _kernels(launches: list[Timed]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(found.items(), key=lambda kernel: -kernel[1]))
 
 
-def _title(call: Call) -> str:
-    """Return the row name of a call: its op, and the part of the model and the line that a captured call came from.
+def _title(call: Call) -> tuple[str, str, str]:
+    """Return what the calls of a row have in common: the op, and the line and place that a captured call came from.
 
-    Calls in a backward pass have rows of their own. Layers of the same structure, such as the blocks of a model, share.
+    Calls in a backward pass have rows of their own.
     """
     step = call.step
     is_gradient = call.within("walk") if step is None else step.is_gradient
     name = f"{call.name} (gradient)" if is_gradient and call.part != "backward" else call.name
-    if step is None:
-        return name
-    module = re.sub(r"(?<![^.])\d+(?![^.])", "*", step.module)
-    return ", ".join(part for part in (name, module, PurePath(step.line).name) if part)
+    return (name, "", "") if step is None else (name, PurePath(step.line).name, INDEX.sub("*", step.module))
+
+
+def _span(modules: list[str]) -> str:
+    """Return one dotted path for several that differ in numbers only: "layers.1-3.norm"."""
+    numbers = iter([_numbers(found) for found in zip(*map(INDEX.findall, modules), strict=True)])
+    return INDEX.sub(lambda _: next(numbers), modules[0])
+
+
+def _numbers(found: Iterable[str]) -> str:
+    """Return "1-3" for consecutive numbers, else "1,3"."""
+    numbers = sorted({*map(int, found)})
+    is_range = 1 < len(numbers) == numbers[-1] - numbers[0] + 1
+    return f"{numbers[0]}-{numbers[-1]}" if is_range else ",".join(map(str, numbers))
 
 
 def _by_call(launches: list[Timed]) -> dict[int, list[Timed]]:

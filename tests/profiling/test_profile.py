@@ -4,6 +4,7 @@ import json
 import math
 import threading
 from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -111,6 +112,27 @@ def test_a_fused_group_is_one_kernel_with_the_names_of_its_ops_and_its_line(tmp_
     assert span["name"] == "exp+multiply+add" and span["args"]["kernel"] == "elementwise"
     assert span["args"]["line"] == place and span["args"]["bytes"] == 128
     assert span["args"]["fused"] == [f"{name}, {place}" for name in ("exp", "multiply", "add")]
+
+
+def test_layers_share_a_row_where_their_shapes_are_the_same(backend):
+    """Layers with other widths have rows of their own, with their numbers."""
+
+    def rows(*widths):
+        layers = pa.nn.Sequential(*(pa.nn.Linear(n, m, bias=False) for n, m in pairwise(widths)))
+        compiled, x = pa.compile(lambda layers, x: layers(x)), pa.ones((2, widths[0]))
+        for _ in range(3):
+            compiled(layers, x)
+        with pa.profile() as p:
+            compiled(layers, x)
+        return {tuple(row.name.split(", ")[:2]): row.calls for row in p.ops() if "layers" in row.name}
+
+    op = "linear" if pa.linear in backend.kernels else "matrix_product"
+    assert rows(4, 4, 4)[op, "layers.*"] == 2
+    found = rows(4, 8, 8, 8, 8, 3, 8)
+    assert {path: calls for (name, path), calls in found.items() if name == op} == {
+        "layers.0": 1, "layers.1-3": 3, "layers.4": 1, "layers.5": 1
+    }  # fmt: skip
+    assert "layers.0,2" in {path for _, path in rows(4, 8, 4, 8)}
 
 
 def test_what_is_traced_is_not_taken_for_work_of_a_device(backend):
