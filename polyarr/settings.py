@@ -10,7 +10,8 @@ VARIABLES = {
     "POLYARR_PLUGINS": "load only the plugins with these entry points, separated by commas; empty for none",
     "POLYARR_STRICT_PLUGINS=1": "raise the errors of plugins instead of recording them",
     "POLYARR_TRACE=1": "print each call of an op to stderr: its inputs, its result, and what computes it; "
-    "on OpenCL also which variant of its kernels was chosen, and why",
+    "when a function is captured, why again, and when its program runs; on OpenCL also which variant of its kernels "
+    "was chosen, and why",
     "POLYARR_TRACE=2": "also what the device is given to do, how it is divided, the bytes, and how long it took; waits "
     "for the device each time",
     "POLYARR_DEBUG=1": "wait for the device after each kernel, so that an error is raised where its cause is, and show "

@@ -93,6 +93,7 @@ class Captured(NamedTuple):
         return self.unflatten(self._leaves(outputs))
 
     def _observed(self, inputs: list[Any]) -> list[Any]:
+        watch.report_capture(self.program.name, self.backend, "run as captured")
         if watch.takes_programs(self.backend):
             return observed.run_whole(self.program, self.run, self.backend, inputs)
         return observed.run(self.program, self.backend, inputs)

@@ -14,6 +14,7 @@ from polyarr import random
 from polyarr.capture.arguments import alias_pattern, difference, flatten
 from polyarr.capture.captured import Captured, backend_of, captured, name_of
 from polyarr.capture.guards import guard_for
+from polyarr.core import watch
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import capturing, get_backend
@@ -165,11 +166,15 @@ class Compiled(Generic[P, R]):
         with self._lock:
             signature = self._signatures.get(key)
             if signature is None:
-                found = captured(self.fn, name_of(self.fn), backend, arguments, len(args), self.captures, donated)
-                signature = self._signatures[key] = Signature(context, None, aliases, donated, found)
-                before, self._keys = self._keys, _keys(arguments)
+                name, keys = name_of(self.fn), _keys(arguments)
+                why = _change(self._keys, keys)
+                event = f"captured again, because {why}" if self._signatures else "captured for the first time"
+                watch.report_capture(name, backend, event)
+                found = captured(self.fn, name, backend, arguments, len(args), self.captures, donated)
+                signature, self._keys = Signature(context, None, aliases, donated, found), keys
+                self._signatures[key] = signature
                 if len(self._signatures) == self.many + 1:
-                    _warn(self.fn, self.many, before, self._keys)
+                    _warn(name, self.many, why)
             else:
                 if signature.guards is None:
                     guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
@@ -274,10 +279,14 @@ def _keys(arguments: list[tuple[str, Any, bool]]) -> dict[str, list[Any]]:
     return keys
 
 
-def _warn(fn: Callable, many: int, before: dict[str, list[Any]], now: dict[str, list[Any]]) -> None:
-    """Warn that a function was captured so often, and say in what the latest two calls differ."""
+def _change(before: dict[str, list[Any]], now: dict[str, list[Any]]) -> str:
+    """Return in what the arguments of a capture differ from those of the capture before it."""
     changed = [f"{name} {change}" for name in now if (change := difference(before.get(name, []), now[name]))]
-    why = "; ".join(changed[:3]) or "the precision, the backend or which arguments are one array changed"
-    text = f"compile: {name_of(fn)} was captured {many + 1} times, the last time because {why}"
+    return "; ".join(changed[:3]) or "the precision, the backend or which arguments are one array changed"
+
+
+def _warn(name: str, many: int, why: str) -> None:
+    """Warn that a function was captured so often, and say why it was the last time."""
+    text = f"compile: {name} was captured {many + 1} times, the last time because {why}"
     text += "; each costs more than a plain call: make what changes an array or a number, or leave it out"
     warnings.warn(text, CaptureWarning, stacklevel=4)

@@ -10,10 +10,11 @@ from polyarr import tree
 from polyarr.autograd import vjp
 from polyarr.autograd.arguments import carries_gradient
 from polyarr.autograd.transforms import joined
-from polyarr.capture.arguments import alias_pattern, flatten
+from polyarr.capture.arguments import alias_pattern, difference, flatten
 from polyarr.capture.captured import backend_of, name_of
 from polyarr.capture.compile import Compiled, Signature
 from polyarr.capture.derivative import Derivative, RunnableProgram, derivative, impure, replayed
+from polyarr.core import watch
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.current import CaptureContext, capturing, current_level
@@ -87,7 +88,10 @@ class FusedFunction(Generic[P, R]):
         key = *key, wanted, id(backend)
         found = self._derivatives.get(key)
         if found is None:
-            found = derivative(self.fn, name_of(self.fn), backend, arguments(), wanted)
+            name, before = name_of(self.fn), [part for known in [*self._derivatives][-1:] for part in known]
+            why = f"again, because an argument {difference(before, [*key])}" if before else "for the first time"
+            watch.report_capture(name, backend, f"captured with its gradient {why}")
+            found = derivative(self.fn, name, backend, arguments(), wanted)
             self._derivatives[key] = found
         return found
 

@@ -91,6 +91,9 @@ class Observer:
     def ended(self, call: Call, value: Any) -> None:
         """Report the end of a call; value is None if it raised."""
 
+    def captured(self, name: str, backend: Backend, event: str) -> None:
+        """Report that a compiled function is captured, and why, or that a captured program runs."""
+
 
 _registered: tuple[Observer, ...] = ()  # once per active `observing` block
 _observers: tuple[Observer, ...] = ()  # the same without duplicates
@@ -170,6 +173,12 @@ def report_launch(launch: Launch) -> None:
     """Report a launch to all observers."""
     for observer in _observers:
         observer.launched(launch, innermost())
+
+
+def report_capture(name: str, backend: Backend, event: str) -> None:
+    """Report to all observers that a compiled function is captured, and why, or that a captured program runs."""
+    for observer in _observers:
+        observer.captured(name, backend, event)
 
 
 def takes_programs(backend: Backend) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from polyarr import settings
 from polyarr.core import watch
 from polyarr.core.array import flatten
-from polyarr.core.backend import Launch
+from polyarr.core.backend import Backend, Launch
 from polyarr.core.current import wait
 from polyarr.core.errors import BackendError
 from polyarr.core.watch import Call
@@ -56,6 +56,11 @@ class Tracer(watch.Observer):
         if call.error is not None and (call.part in LEAVES or not call.part):
             head = "" if call.part else f"{call.name} {_specs(call.specs)}  "
             self._print(call.depth, f"{head}! {type(call.error).__name__}: {call.error}")
+
+    def captured(self, name: str, backend: Backend, event: str) -> None:
+        """Print why a function is captured, or that its program runs."""
+        outer = watch.innermost()
+        self._print(outer.depth + 1 if outer else 0, f"{name}  [{backend.name}: {event}]")
 
     def _print(self, depth: int, line: str) -> None:
         thread = threading.current_thread()

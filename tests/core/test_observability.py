@@ -102,6 +102,29 @@ def test_a_trace_names_errors_and_threads(traced):
     assert lines[1].startswith("worker: exp float32[2, 3] -> float32[2, 3]  [")
 
 
+def test_a_trace_says_when_a_function_is_captured_and_why_again(backend, traced):
+    """With the argument that has changed; a run of what was captured has a line as well."""
+    x, y = pa.ones(2), pa.ones(3)
+
+    def loss(x, n):
+        return pa.sum(x * n)
+
+    def calls(fn):
+        return [line for line in traced("1", lambda _: [fn(x), fn(x), fn(y), fn(x)]) if line.startswith("loss")]
+
+    first, again, runs = (f"loss  [{backend.name}: {event}]" for event in (
+        "captured for the first time", "captured again, because x was float32[2] and is float32[3]", "run as captured"
+    ))  # fmt: skip
+    compiled = pa.compile(loss)
+    assert calls(lambda x: compiled(x, 2.0)) == [first, runs, runs, again, runs, runs]
+    fused = pa.fused(loss)
+    captures = [line for line in calls(pa.grad(lambda x: fused(x, 2.0))) if line != runs and "backward" not in line]
+    assert captures == [
+        f"loss  [{backend.name}: captured with its gradient {why}]"
+        for why in ("for the first time", "again, because an argument was float32[2] and is float32[3]")
+    ]
+
+
 @pytest.mark.parametrize("level", ["", "0"])
 def test_no_trace_is_printed_without_a_level(traced, level):
     assert traced(level) == [] and not watch._observers
