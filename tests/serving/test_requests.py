@@ -1,0 +1,110 @@
+"""Requests of `polyarr serve` in turn, in process: waiting, errors of the model, time limits, and disconnects."""
+
+# ruff: noqa: F401, F811  fixtures are imported
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.helpers.serving import (
+    ASK,
+    COMPLETION,
+    Client,
+    Scripted,
+    ask_directly,
+    asked,
+    error_of,
+    programs,
+    runner,
+    scripted,
+    serving,
+    tiny,
+    until,
+)
+
+# isort: split
+
+from polyarr.serving.app import Service
+from polyarr.serving.protocol import Limits
+from polyarr.serving.worker import Worker
+
+
+def test_requests_have_their_turn_and_beyond_the_places_they_are_refused(scripted, runner):
+    service, writer = scripted
+    client = Client(service, runner)
+
+    async def scenario():
+        posts = []
+        for number in range(2):
+            posts.append(asyncio.create_task(client.client.post(COMPLETION, json={**ASK, "prompt": f"{number}"})))
+            await until(lambda: service.worker.requests == len(posts) and writer.begun == ["0"])
+        refused = await client.client.post(COMPLETION, json=ASK)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert error_of(refused) == "2 requests are here already; try again later"
+        assert (await client.client.get("/health")).json()["requests"] == 2
+        writer.go.release(6)
+        assert [(await post).status_code for post in posts] == [200, 200]
+        assert writer.begun == ["0", "1"] and service.worker.requests == 0
+
+    runner.run(scenario())
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("fault", [RuntimeError("CL_OUT_OF_RESOURCES\nlog"), MemoryError(), SystemExit("driver")])
+def test_an_error_of_the_driver_is_that_requests_alone(scripted, runner, caplog, fault, is_stream):
+    service, writer = scripted
+    client = Client(service, runner)
+    writer.fault = fault
+    writer.go.release(1)
+    with caplog.at_level(logging.ERROR):
+        found = client(COMPLETION, {**ASK, "stream": is_stream})
+    assert found.status_code == 500 and "the model failed: " in error_of(found) and "a request failed" in caplog.text
+    writer.fault = None
+    writer.go.release(3)
+    assert client(COMPLETION, ASK).json()["choices"][0]["text"] == "xxx"
+
+
+def test_an_error_within_a_stream_is_its_last_event(scripted, runner):
+    service, writer = scripted
+
+    async def scenario(client):
+        async with serving(service) as port:
+            reader, closing = await asked(port, {**ASK, "max_tokens": 900, "stream": True})
+            writer.go.release(1)
+            await reader.readuntil(b'"text": "x"')
+            writer.fault = RuntimeError("lost\ndevice")
+            writer.go.release(1)
+            rest = (await reader.readuntil(b"0\r\n\r\n")).decode()  # the end of the body
+            closing.close()
+        assert '"the model failed: lost device"' in rest and "[DONE]" not in rest and "data: {" in rest
+
+    runner.run(scenario(Client(service, runner)))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_request_that_takes_too_long_is_ended(tiny, programs, runner, is_stream):
+    writer = Scripted(tiny[1])
+    service = Service(Worker(writer, programs, waiting=1), "tiny", Limits(1000, seconds=0.5))
+    client = Client(service, runner)
+    found = client(COMPLETION, {**ASK, "stream": is_stream})
+    assert found.status_code == 504 and "it takes longer than 0.5 s" in error_of(found)
+    assert service.worker.requests == 0
+    writer.go.release(1)
+    assert writer.ended.acquire(timeout=60)
+    service.worker.close()
+
+
+def test_a_disconnect_is_noticed_among_many_events(scripted, runner):
+    service, writer = scripted
+    sent, gone = [], asyncio.Event()
+    writer.go.release(900)
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == 2:  # the first event: by the time it is sent, all others are ready
+            await asyncio.to_thread(writer.ended.acquire)
+            gone.set()
+
+    runner.run(ask_directly(service, {**ASK, "max_tokens": 900, "stream": True}, send, gone))
+    assert len(sent) < 20
