@@ -8,6 +8,7 @@ import numpy as np
 
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.backends.opencl.runtime.plans import Table
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.ops.fourier import roots
 
@@ -27,7 +28,7 @@ class Pass(NamedTuple):
     program: Program
     groups: int
     group: int
-    tables: tuple[Buffer, Buffer]
+    table: Table
     numbers: tuple[int, ...]
 
 
@@ -44,7 +45,7 @@ def transform(device: Device, x: Buffer, axis: int, *, inverse: bool, scale: flo
     for one in passes:
         y = device.empty(spec_of(x))
         factor = scale if one is passes[-1] else 1.0
-        tables = (table.memory for table in one.tables)
+        tables = (buf.memory for buf in one.table.buffers())
         work = (one.groups * one.group,), (one.group,)
         one.program.transform_lanes(*work, x.memory, y.memory, *tables, factor, int(inverse), *one.numbers)
         x = y
@@ -105,14 +106,13 @@ def _passes(device: Device, dtype: np.dtype, rows: int, n: int, inner: int) -> t
         each = columns * limits.vector
         tiles = -(-lanes // each) if lanes >= each else 0
         groups = rows * tiles or -(-rows * lanes // each)
-        tables = device.plans[_table](length, dtype), device.plans[_fine](n, dtype)
         radices = _radices(length)
         numbers = (
             length, _packed(radices), columns.bit_length() - 1, rows, lanes, tiles, stride, unit,
             int(lanes >= min(each, 8)), int(stride >= min(each, 8)), int(unit * length < n),
         )  # fmt: skip
         program = device.plans[_program](dtype, 8 if max(radices, default=1) <= 8 else 13)
-        found.append(Pass(program, groups, limits.group, tables, numbers))
+        found.append(Pass(program, groups, limits.group, device.plans[Table](_roots, length, n, dtype), numbers))
         stride, unit = stride * length, unit * length
     return tuple(found)
 
@@ -158,14 +158,12 @@ def _packed(radices: list[int]) -> int:
     return sum(radix << 4 * i for i, radix in enumerate(radices))
 
 
-def _table(device: Device, n: int, dtype: np.dtype) -> Buffer:
-    return device.upload(roots(-np.arange(n), n).astype(dtype))
-
-
-def _fine(device: Device, n: int, dtype: np.dtype) -> Buffer:
-    """Return the first 2^FINE_BITS roots, and after them every 2^FINE_BITS-th root."""
+def _roots(device: Device, length: int, n: int, dtype: np.dtype) -> tuple[Buffer, Buffer]:
+    """Return the roots of a pass; and of the whole the first 2^FINE_BITS, then every 2^FINE_BITS-th."""
     fine = 1 << FINE_BITS
-    return device.upload(roots(-np.concatenate([np.arange(fine), np.arange(0, n, fine)]), n).astype(dtype))
+    powers = ((np.arange(length), length), (np.concatenate([np.arange(fine), np.arange(0, n, fine)]), n))
+    own, whole = (device.upload(roots(-power, of).astype(dtype)) for power, of in powers)
+    return own, whole
 
 
 def _program(device: Device, dtype: np.dtype, largest: int) -> Program:

@@ -24,6 +24,7 @@ from polyarr.backends.opencl.runtime.layout import (
     with_axis,
     with_parts,
 )
+from polyarr.backends.opencl.runtime.plans import Table
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.core.spec import Spec, real_of
 from polyarr.ops.fourier import roots
@@ -63,7 +64,8 @@ def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: boo
         pairs = of_parts(reshaped(x, (*x.shape[:-1], n // 2, 2)))
         z = _transformed(device, pairs, False, scale)
         found = device.empty(Spec(with_axis(x.shape, x.ndim - 1, n // 2 + 1), out.dtype))
-        _launch(device, "untangle", (z, device.plans[_halves](n, out.dtype)), found, int(inverse), n // 2)
+        halves = device.plans[Table](_halves, n, out.dtype).buffers()
+        _launch(device, "untangle", (z, *halves), found, int(inverse), n // 2)
     return moved(found, x.ndim - 1, axis)
 
 
@@ -79,7 +81,8 @@ def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inve
         found = part_of(_transformed(device, whole, inverse, scale), 0)
     else:
         z = device.empty(Spec((*lead, n // 2), x.dtype))
-        _launch(device, "tangle", (x, device.plans[_halves](n, x.dtype)), z, int(not inverse), n // 2 + 1)
+        halves = device.plans[Table](_halves, n, x.dtype).buffers()
+        _launch(device, "tangle", (x, *halves), z, int(not inverse), n // 2 + 1)
         found = reshaped(with_parts(_transformed(device, z, True, scale)), (*lead, n))
     return moved(found, len(lead), axis)
 
@@ -103,7 +106,7 @@ def _transformed(device: Device, x: Buffer, inverse: bool, scale: float) -> Buff
     if is_smooth(n):
         return transform(device, x, axis, inverse=inverse, scale=scale)
     size = _length(2 * n - 1)
-    factors, spectrum = device.plans[_chirp](n, size, x.dtype)
+    factors, spectrum = device.plans[Table](_chirp, n, size, x.dtype).buffers()
     padded, spread, result = (device.empty(Spec((*x.shape[:-1], length), x.dtype)) for length in (size, size, n))
     _launch(device, "weigh", (x, factors), padded, 1.0, SWAP_X if inverse else 0, n)
     found = transform(device, padded, axis, inverse=False, scale=1.0)
@@ -133,8 +136,8 @@ def _program(device: Device, dtype: np.dtype) -> Program:
     return device.build("spectra", REAL=real, PAIR=f"{real}2", WG=GROUP[kind], CHUNK=CHUNK[kind])
 
 
-def _halves(device: Device, n: int, dtype: np.dtype) -> Buffer:
-    return device.upload(roots(-np.arange(n // 2 + 1), n).astype(dtype))
+def _halves(device: Device, n: int, dtype: np.dtype) -> tuple[Buffer]:
+    return (device.upload(roots(-np.arange(n // 2 + 1), n).astype(dtype)),)
 
 
 def _chirp(device: Device, n: int, size: int, dtype: np.dtype) -> tuple[Buffer, Buffer]:

@@ -8,7 +8,7 @@ from polyarr import fft, ops
 from tests.backends.opencl.test_complex import kernels  # noqa: F401  a fixture
 from tests.helpers.opencl_modules import opencl_modules
 
-(passes,) = opencl_modules("passes")
+passes, plans = opencl_modules("passes", "plans")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 RNG = np.random.default_rng(8)
 
@@ -88,12 +88,37 @@ def test_infinite_and_huge_numbers(kernels):  # noqa: F811
     assert not np.isfinite(fft.fft(pa.full((4, 8), np.inf)).numpy()).any()
 
 
-def test_tables_are_uploaded_once(backend):
+@pytest.fixture
+def uploads(backend, monkeypatch):
+    """The sizes in bytes of the tables that are uploaded."""
+    device, found = backend.upload.__self__, []
+    upload = device.upload
+    monkeypatch.setattr(device, "upload", lambda host: found.append(host.nbytes) or upload(host))
+    return found
+
+
+def test_tables_are_uploaded_once(uploads):
     x = pa.asarray(numbers(2, 1021))
     fft.irfft(fft.fft(x), n=2042).numpy()
-    before = pa.transfers().uploads
+    uploads.clear()
     fft.irfft(fft.fft(x), n=2042)
-    assert pa.transfers().uploads == before
+    assert not uploads
+
+
+def test_tables_of_many_lengths_are_freed_and_captured_programs_keep_theirs(backend, uploads, monkeypatch):
+    """Beyond the limit the oldest are computed again."""
+    monkeypatch.setattr(plans, "MAX_TABLE_BYTES", 50_000)
+    tables = backend.upload.__self__.plans[plans._Tables]()
+    x = pa.asarray(numbers(2, 67 * 64))
+    around = pa.compile(lambda x: fft.irfft(fft.fft(x), n=2 * x.shape[-1]))
+    due = [around(x).numpy() for _ in range(4)][-1]
+    for n in range(60, 3000, 97):
+        host = numbers(2, n)
+        assert error(fft.fft(pa.asarray(host)), np.fft.fft(host)) < bound(n), n
+    assert 30_000 < sum(table.nbytes for table in tables.kept) < 50_000 + 2 * max(uploads)
+    uploads.clear()
+    assert all((around(x).numpy() == due).all() for _ in range(3)) and not uploads
+    assert (around.fn(x).numpy() == due).all() and uploads
 
 
 def test_compiled_transforms_and_gradients_are_replayed(backend):
