@@ -17,6 +17,7 @@ from polyarr.testing.samples.entry import (
     Cases,
     Entry,
     dtypes,
+    for_each,
     lists,
     numbers,
     of_shape,
@@ -182,48 +183,31 @@ SAMPLES[ops.nextafter] = Entry(
 )
 
 
-def _shifts(dtype: str) -> SearchStrategy[Sample]:
+def _shifts(dtype: str, shapes: tuple) -> SearchStrategy[Sample]:
     bits = np.iinfo(dtype).bits - (dtype[0] == "i")
-    return st.sampled_from(PAIRS).flatmap(
-        memoized(
-            lambda shapes: samples(
-                datas(shapes[0], dtype, ("special", "normal")),
-                st.one_of(datas(shapes[1], dtype, ("below",), limit=bits), st.sampled_from((0, 1, 3))),
-            )
-        )
-    )
+    count = st.one_of(datas(shapes[1], dtype, ("below",), limit=bits), st.sampled_from((0, 1, 3)))
+    return samples(datas(shapes[0], dtype, ("special", "normal")), count)
 
 
 for _op in (ops.bitwise_left_shift, ops.bitwise_right_shift):
-    SAMPLES[_op] = Entry(_shifts, None, getattr(np, _op.name), dtypes=dtypes("integer"))
+    SAMPLES[_op] = Entry(for_each(PAIRS, _shifts), None, getattr(np, _op.name), dtypes=dtypes("integer"))
 
 
 def _choices(values: Sequence[str]) -> Cases:
-    return lambda dtype: st.sampled_from(PAIRS).flatmap(
-        memoized(
-            lambda shapes: samples(
-                datas(shapes[0], "bool", ("mask",)),
-                datas(shapes[1], dtype, values),
-                st.one_of(datas(shapes[0], dtype, values), st.sampled_from(numbers(dtype))),
-            )
-        )
-    )
+    def drawn(dtype: str, shapes: tuple) -> SearchStrategy:
+        other = st.one_of(datas(shapes[0], dtype, values), st.sampled_from(numbers(dtype)))
+        return samples(datas(shapes[0], "bool", ("mask",)), datas(shapes[1], dtype, values), other)
+
+    return for_each(PAIRS, drawn)
 
 
 def _limits(values: Sequence[str], holds: Callable[[Sample], bool] = lambda sample: True) -> Cases:
-    def cases(dtype: str) -> SearchStrategy[Sample]:
-        number = st.sampled_from((None, *numbers(dtype)))
-        return st.sampled_from(PAIRS).flatmap(
-            memoized(
-                lambda shapes: samples(
-                    datas(shapes[0], dtype, values),
-                    st.one_of(number, datas(shapes[1], dtype, values[:1])),
-                    st.one_of(number, datas(shapes[1], dtype, values[:1])),
-                )
-            )
-        ).filter(holds)
+    def drawn(dtype: str, shapes: tuple) -> SearchStrategy:
+        limit = st.one_of(st.sampled_from((None, *numbers(dtype))), datas(shapes[1], dtype, values[:1]))
+        return samples(datas(shapes[0], dtype, values), limit, limit)
 
-    return cases
+    cases = for_each(PAIRS, drawn)
+    return lambda dtype: cases(dtype).filter(holds)
 
 
 def _without_ties(sample: Sample) -> bool:

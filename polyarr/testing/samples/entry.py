@@ -1,6 +1,7 @@
 """The Entry of an op, and strategies that several families of ops share."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -65,11 +66,14 @@ def ordinary(dtype: str) -> tuple[str, ...]:
     return ("normal", "ties") if is_narrow(dtype) else ("offset", "normal", "ties")
 
 
+def for_each(choices: Sequence, drawn: Callable[[str, Any], SearchStrategy[Sample]]) -> Cases:
+    """Return cases that draw one of the choices, and then from drawn(dtype, choice)."""
+    return lambda dtype: st.sampled_from(choices).flatmap(memoized(partial(drawn, dtype)))
+
+
 def of_shape(values: Callable[[str], Sequence[str]], shapes: Sequence[tuple] = SHAPES, limit: int = 0) -> Cases:
     """Return cases with one array of any of the shapes."""
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda s: samples(datas(s, dtype, values(dtype), limit=limit)))
-    )
+    return for_each(shapes, lambda dtype, shape: samples(datas(shape, dtype, values(dtype), limit=limit)))
 
 
 def narrow_first(sample: Callable[[str], Sample], cases: Cases) -> Cases:
@@ -89,9 +93,7 @@ def with_params(
     shapes: Sequence[tuple], params: Callable[[tuple], SearchStrategy], values: Sequence[str] = ANY
 ) -> Cases:
     """Return cases with one array and parameters that depend on its shape."""
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda s: samples(datas(s, dtype, values), params=params(s)))
-    )
+    return for_each(shapes, lambda dtype, shape: samples(datas(shape, dtype, values), params=params(shape)))
 
 
 def fixed(**params: SearchStrategy) -> Callable[[tuple], SearchStrategy]:
@@ -108,8 +110,8 @@ def axis_params(*, none: bool = False, **more: SearchStrategy) -> Callable[[tupl
 
 def lists(shapes: Sequence[Sequence[tuple]], params: SearchStrategy, values: Sequence[str] = ANY) -> Cases:
     """Return cases with a list of arrays."""
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda group: samples(st.tuples(*(datas(s, dtype, values) for s in group)), params=params))
+    return for_each(
+        shapes, lambda dtype, group: samples(st.tuples(*(datas(s, dtype, values) for s in group)), params=params)
     )
 
 

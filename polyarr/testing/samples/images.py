@@ -9,8 +9,8 @@ from hypothesis.strategies import SearchStrategy
 from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import naive
-from polyarr.testing.samples.entry import Cases, Entry, dtypes, narrow_first, ordinary
-from polyarr.testing.strategies import Data, Sample, datas, memoized, samples
+from polyarr.testing.samples.entry import Cases, Entry, dtypes, for_each, narrow_first, ordinary
+from polyarr.testing.strategies import Data, Sample, datas, samples
 
 SAMPLES: dict[Op, Entry] = {}
 FLOATING = dtypes("floating")
@@ -25,9 +25,7 @@ def _call(values: Callable[[str], Sequence[str]], dtype: str, call: Call) -> Sea
 
 
 def _calls(calls: Sequence[Call], values: Callable[[str], Sequence[str]] = ordinary) -> Cases:
-    return lambda dtype: st.sampled_from(range(len(calls))).flatmap(
-        memoized(lambda i: _call(values, dtype, calls[i]))
-    )
+    return for_each(range(len(calls)), lambda dtype, i: _call(values, dtype, calls[i]))
 
 
 def _normal(dtype: str) -> tuple[str, ...]:

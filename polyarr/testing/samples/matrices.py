@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import references as ref
-from polyarr.testing.samples.entry import SMALL, Cases, Entry, dtypes, with_params
-from polyarr.testing.strategies import SHAPES, axes, datas, memoized, samples
+from polyarr.testing.samples.entry import SMALL, Cases, Entry, dtypes, for_each, with_params
+from polyarr.testing.strategies import SHAPES, axes, datas, samples
 
 SAMPLES: dict[Op, Entry] = {}
 INEXACT = dtypes("inexact")
@@ -22,9 +22,7 @@ SMALL_SQUARES, SMALL_TALL, SMALL_WIDE = ((3, 3), (1, 1), (2, 3, 3)), ((4, 2), (2
 def _matrices(shapes: Sequence[tuple], values: str, *numbers: float) -> Cases:
     """Return cases with matrices of these values and, if given, one of the numbers."""
     more = [st.sampled_from(numbers)] if numbers else []
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda s: samples(datas(s, dtype, (values,)), *more))
-    )
+    return for_each(shapes, lambda dtype, shape: samples(datas(shape, dtype, (values,)), *more))
 
 
 def _decomposition(
@@ -52,9 +50,7 @@ _decomposition(ops.pinv, "regular", lambda x, rtol: np.linalg.pinv(x, rtol), _AN
 
 
 def _equations(shapes: Sequence[tuple]) -> Cases:
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
-    )
+    return for_each(shapes, lambda dtype, pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
 
 
 _SMALL_PAIRS = (((3, 3), (3, 2)), ((3, 3), (3, 3)), ((1, 1), (1, 3)), ((2, 1, 3, 3), (4, 3, 2)))

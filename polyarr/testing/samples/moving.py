@@ -20,6 +20,7 @@ from polyarr.testing.samples.entry import (
     axis_params,
     dtypes,
     fixed,
+    for_each,
     lists,
     numbers,
     with_params,
@@ -70,9 +71,7 @@ def _updates(values: Sequence[str]) -> Cases:
         params = {"starts": window["starts"], "steps": window["steps"]}
         return samples(datas(shape, dtype, values), datas(window["shape"], dtype, values), params=st.just(params))
 
-    return lambda dtype: st.sampled_from(SHAPES[:-3]).flatmap(
-        memoized(lambda s: _windows(s).flatmap(lambda w: drawn(dtype, s, w)))
-    )
+    return for_each(SHAPES[:-3], lambda dtype, s: _windows(s).flatmap(lambda w: drawn(dtype, s, w)))
 
 
 def _axis_moves(shape: tuple) -> SearchStrategy:
@@ -217,8 +216,8 @@ _joined = [
 
 
 def _concats(values: Sequence[str] = ANY) -> Cases:
-    return lambda dtype: st.sampled_from(_joined).flatmap(
-        memoized(lambda joined: lists([joined[0]], st.just({"axis": joined[1]}), values)(dtype))
+    return for_each(
+        _joined, lambda dtype, joined: lists([joined[0]], st.just({"axis": joined[1]}), values)(dtype)
     )
 
 

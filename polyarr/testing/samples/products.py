@@ -18,6 +18,7 @@ from polyarr.testing.samples.entry import (
     axis_params,
     dtypes,
     fixed,
+    for_each,
     is_narrow,
     narrow_first,
     ordinary,
@@ -41,8 +42,8 @@ VECTORS = ((((3,), (3,))), ((33,), (33, 2)), ((2, 31), (31,)), ((2, 3, 4), (4,))
 
 def _products(shapes: Sequence[tuple], params: SearchStrategy | None = None, smooth: bool = False) -> Cases:
     values = (lambda dtype: ("normal",)) if smooth else ordinary
-    return lambda dtype: st.sampled_from(shapes).flatmap(
-        memoized(lambda pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params))
+    return for_each(
+        shapes, lambda dtype, pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params)
     )
 
 
@@ -91,7 +92,7 @@ def _rows(shapes: Sequence[tuple], params: Callable, values: Callable = ordinary
         weight = st.one_of(datas(shape[-1:], dtype), datas(shape[-1:], dtype), st.none())
         return samples(datas(shape, dtype, values(dtype)), *(weight,) * weights, params=params(shape))
 
-    return lambda dtype: st.sampled_from(shapes).flatmap(memoized(lambda s: drawn(dtype, s)))
+    return for_each(shapes, drawn)
 
 
 def _normal(dtype: str) -> tuple[str, ...]:
@@ -164,14 +165,13 @@ LAYERS = (
 
 
 def _linear(activations: Sequence[str | None], layers: Sequence[tuple] = LAYERS) -> Cases:
-    sizes = st.sampled_from(layers)
-
-    def drawn(dtype: str, lead: tuple, k: int, n: int) -> SearchStrategy:
+    def drawn(dtype: str, size: tuple) -> SearchStrategy:
+        lead, k, n = size
         bias = st.one_of(datas((n,), dtype), st.none())
         params = st.sampled_from([{"activation": a} for a in activations])
         return samples(datas((*lead, k), dtype), datas((n, k), dtype), bias, params=params)
 
-    return lambda dtype: sizes.flatmap(memoized(lambda size: drawn(dtype, *size)))
+    return for_each(layers, drawn)
 
 
 # relu has no derivative at 0, which random products hit only if rounded to few bits. For the large products of long
@@ -191,15 +191,14 @@ SAMPLES[ops.linear] = Entry(
 
 
 def _byte_layers(activations: Sequence[str | None], layers: Sequence[tuple]) -> Cases:
-    layers = (*layers, ((9,), 33, 5), ((1,), 1031, 3))
-
-    def drawn(dtype: str, lead: tuple, k: int, n: int) -> SearchStrategy:
+    def drawn(dtype: str, size: tuple) -> SearchStrategy:
+        lead, k, n = size
         scale, bias = datas((n,), "float32" if is_narrow(dtype) else dtype), st.one_of(datas((n,), dtype), st.none())
         params = st.sampled_from([{"activation": a} for a in activations])
         codes = datas((n, k), "int8", ("normal", "wide"))
         return samples(datas((*lead, k), dtype), codes, scale, bias, params=params)
 
-    return lambda dtype: st.sampled_from(layers).flatmap(memoized(lambda size: drawn(dtype, *size)))
+    return for_each((*layers, ((9,), 33, 5), ((1,), 1031, 3)), drawn)
 
 
 SAMPLES[ops.int8_linear] = Entry(
@@ -225,14 +224,11 @@ def _embedding(dtype: str) -> SearchStrategy[Sample]:
 SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
 
 
-def _dropout(dtype: str) -> SearchStrategy[Sample]:
-    rate = st.sampled_from((0.1, 0.0, 0.5, 1.0)).map(lambda r: {"rate": r})
-    key, counter = st.sampled_from((0, 7, 2**64 - 3)), st.sampled_from((1, 2**33 + 1))
-    return st.sampled_from((*SMALL, (), (0,), (1000,))).flatmap(
-        memoized(lambda s: samples(datas(s, dtype), key, counter, params=rate))
-    )
-
-
+_rate = st.sampled_from((0.1, 0.0, 0.5, 1.0)).map(lambda r: {"rate": r})
+_key_counter = st.sampled_from((0, 7, 2**64 - 3)), st.sampled_from((1, 2**33 + 1))
+_dropout = for_each(
+    (*SMALL, (), (0,), (1000,)), lambda dtype, s: samples(datas(s, dtype), *_key_counter, params=_rate)
+)
 SAMPLES[ops.dropout] = Entry(_dropout, _dropout, ref.dropout, "arithmetic", FLOATING, special="nonfinite")
 
 
@@ -318,7 +314,8 @@ ATTENTIONS = (
 
 
 def _attention(sizes: Sequence[tuple]) -> Cases:
-    def drawn(dtype: str, lead: tuple, t: int, s: int, d: int, e: int) -> SearchStrategy:
+    def drawn(dtype: str, size: tuple) -> SearchStrategy:
+        lead, t, s, d, e = size
         ones = (*(1 for _ in lead), 1)
         shape = st.sampled_from(((t, s), (*lead, t, s), (1, s), (s,), (t, 1), (*ones, s), (*lead, t, 1), ()))
         added = ("normal", "hidden")
@@ -333,7 +330,7 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
         arrays = (datas((*lead, t, d), dtype), datas((*lead, s, d), dtype), datas((*lead, s, e), dtype))
         return samples(*arrays, st.one_of(mask, st.none()), st.sampled_from((0, 2**40 + 1)), st.just(3), params=params)
 
-    return lambda dtype: st.sampled_from(sizes).flatmap(memoized(lambda size: drawn(dtype, *size)))
+    return for_each(sizes, drawn)
 
 
 # The effect of a masked nan is unspecified: a kernel may skip it, the decomposition multiplies it by 0.
@@ -359,7 +356,7 @@ def _steps(states: Sequence[Sequence[str]], numbers: Sequence, params: dict[str,
         chosen = st.fixed_dictionaries({**params, "weight_decay": decay})
         return samples(*lists, st.just(0.1), *numbers, scale, params=chosen)
 
-    return lambda dtype: st.sampled_from(MEMBERS).flatmap(memoized(lambda shapes: drawn(dtype, shapes)))
+    return for_each(MEMBERS, drawn)
 
 
 _sgd = _steps(
