@@ -142,8 +142,9 @@ def _various(entry: Entry, sample: Sample) -> Sample:
     return sample.with_values("normal", only="distinct").with_values("normal", only="mixed")
 
 
-def _special(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if entry.special else None
+def _if(applies: Callable[[Op, Entry], Any]) -> Callable[[Op, Entry, str], SearchStrategy[Sample] | None]:
+    """Return the strategy for any calls of the ops to which a kind applies."""
+    return lambda op, entry, dtype: _any(op, entry, dtype) if applies(op, entry) else None
 
 
 def _with_special(entry: Entry, sample: Sample) -> Sample:
@@ -158,30 +159,6 @@ def _beside_others(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] |
     """Return the strategy for elementwise ops that have special values."""
     has_special = dtype != "bool" and op is not ops.astype  # whose conversion of huge numbers is undefined
     return _either(op, entry, dtype) if op in elementwise.SAMPLES and has_special else None
-
-
-def _swept(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if is_swept(op) else None
-
-
-def _promised(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if is_promised(op) else None
-
-
-def _numbers(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if takes_numbers(op, entry) else None
-
-
-def _held(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if op.numbers else None
-
-
-def _indices(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if op.indices else None
-
-
-def _refused(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
-    return _any(op, entry, dtype) if op in matrices.REFUSED else None
 
 
 def _array_inputs(op: Op) -> int:
@@ -201,17 +178,17 @@ def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
 
 KINDS = {
     "forward": Kind(checks.check_forward, _any),
-    "special": Kind(checks.check_forward, _special, 1 / 2, changed=_with_special),
+    "special": Kind(checks.check_forward, _if(lambda op, entry: entry.special), 1 / 2, changed=_with_special),
     "alone": Kind(checks.check_alone, _beside_others, 0),
     "layout": Kind(checks.check_layout, _any, 1 / 6),
     "large": Kind(checks.check_large, _either, 0),
-    "sweep": Kind(extremes.check_sweep, _swept, 0),
-    "promised": Kind(extremes.check_promised, _promised, 0),
-    "numbers": Kind(checks.check_numbers, _numbers, 0),
-    "held": Kind(held.check_held, _held, 0),
-    "indices": Kind(checks.check_indices, _indices, 0),
-    "matrices": Kind(matrices.check_defined, _refused, 0),
-    "refused": Kind(matrices.check_refused, _refused, 0),
+    "sweep": Kind(extremes.check_sweep, _if(lambda op, entry: is_swept(op)), 0),
+    "promised": Kind(extremes.check_promised, _if(lambda op, entry: is_promised(op)), 0),
+    "numbers": Kind(checks.check_numbers, _if(takes_numbers), 0),
+    "held": Kind(held.check_held, _if(lambda op, entry: op.numbers), 0),
+    "indices": Kind(checks.check_indices, _if(lambda op, entry: op.indices), 0),
+    "matrices": Kind(matrices.check_defined, _if(lambda op, entry: op in matrices.REFUSED), 0),
+    "refused": Kind(matrices.check_refused, _if(lambda op, entry: op in matrices.REFUSED), 0),
     "alias": Kind(checks.check_alias, _twins, 1 / 6, is_alone=True),
     "bounds": Kind(checks.check_bounds, _either, 1 / 6),
     "purity": Kind(checks.check_purity, _either, 1 / 3),

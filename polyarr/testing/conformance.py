@@ -62,45 +62,24 @@ def copies_hold(polyarr_backend: Backend, untrusted: dict[str, str], request: py
             pytest.skip(f"nothing else was tried, for copies fail: {untrusted[name]}")
 
 
-def _each(level: str) -> Callable:
-    each = pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if c.level == level])
-    return lambda test: pytest.mark.usefixtures("copies_hold")(each(test))
+def _test(level: str, doc: str) -> Callable:
+    """Return the pytest test of a level, with one parameter per case."""
+
+    @pytest.mark.usefixtures("copies_hold")
+    @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES if c.level == level])
+    def test(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
+        _run_case(case, polyarr_backend, effort, request)
+
+    test.__doc__ = doc
+    return test
 
 
-@_each("core")
-def test_core(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check the primitives and the functions of the backend itself."""
-    _run_case(case, polyarr_backend, effort, request)
-
-
-@_each("autograd")
-def test_autograd(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check the gradients of the primitives."""
-    _run_case(case, polyarr_backend, effort, request)
-
-
-@_each("nn")
-def test_nn(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check composed ops and layers."""
-    _run_case(case, polyarr_backend, effort, request)
-
-
-@_each("gpt")
-def test_gpt(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check training and generation with a small GPT."""
-    _run_case(case, polyarr_backend, effort, request)
-
-
-@_each("huge")
-def test_huge(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check calls beyond every size at which kernels change, and large calls in other dtypes and with other values."""
-    _run_case(case, polyarr_backend, effort, request)
-
-
-@_each("endurance")
-def test_endurance(case: Case, polyarr_backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
-    """Check many calls and many threads."""
-    _run_case(case, polyarr_backend, effort, request)
+test_core = _test("core", "Check the primitives and the functions of the backend itself.")
+test_autograd = _test("autograd", "Check the gradients of the primitives.")
+test_nn = _test("nn", "Check composed ops and layers.")
+test_gpt = _test("gpt", "Check training and generation with a small GPT.")
+test_huge = _test("huge", "Check calls beyond every size at which kernels change, and large ones in other dtypes.")
+test_endurance = _test("endurance", "Check many calls and many threads.")
 
 
 def _run_case(case: Case, backend: Backend, effort: Effort, request: pytest.FixtureRequest) -> None:
