@@ -34,14 +34,25 @@ def only(*choices: tuple[tuple[tuple, ...], dict[str, Any]]) -> Grown:
     return grown
 
 
-def in_its_dtype(made: Callable[[Callable], Iterator[Sample]]) -> Grown:
-    """Return calls written out by `made`, which gets a factory of arrays in the template's last float dtype."""
+def of_rows(call: Callable[..., Sample]) -> Callable[..., Grown]:
+    """Return a function of the rows of a table, for each of which call(data, number, *row, **options) makes a call.
 
-    def grown(template: Sample) -> Iterator[Sample]:
-        dtype = next((d for d in reversed(_datas(template)) if d.is_floating), _datas(template)[0]).dtype
-        yield from made(lambda shape, seed, values="normal", layout="plain": Data(shape, dtype, values, layout, seed))
+    `data` makes an array in the template's last float dtype: data(shape, seed, values, layout).
+    """
 
-    return grown
+    def of_table(rows: Sizes, **options: Any) -> Grown:
+        def grown(template: Sample) -> Iterator[Sample]:
+            dtype = next((d for d in reversed(_datas(template)) if d.is_floating), _datas(template)[0]).dtype
+
+            def data(shape: tuple, seed: int, values: str = "normal", layout: str = "plain") -> Data:
+                return Data(shape, dtype, values, layout, seed)
+
+            for i, row in enumerate(rows):
+                yield call(data, i, *row, **options)
+
+        return grown
+
+    return of_table
 
 
 def _datas(template: Sample) -> list[Data]:
@@ -80,65 +91,43 @@ def of_one_element(values: str, *calls: tuple) -> Grown:
 # ---- lists, indices ------------------------------------------------------------------------------------------------
 
 
-def lists(*groups: tuple[int, Sequence[tuple]]) -> Grown:
-    """Return calls with an axis and a list of arrays: each the shape, the seed, and a layout if it is not plain."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for axis, arrays in groups:
-            yield Sample((tuple(data(a[0], a[1], layout=a[2] if a[2:] else "plain") for a in arrays),), {"axis": axis})
-
-    return grown
+@of_rows
+def lists(data: Callable, i: int, axis: int, arrays: Sequence[tuple]) -> Sample:
+    """Make a call of a row: an axis and a list of arrays: each the shape, the seed, and a layout if it is not plain."""
+    return Sample((tuple(data(a[0], a[1], layout=a[2] if a[2:] else "plain") for a in arrays),), {"axis": axis})
 
 
-def indexed(calls: Sizes, *, updates: bool = False) -> Grown:
-    """Return calls with the shape of x, an axis, the number of indices, their rule of values and its limit."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for shape, axis, count, values, limit in calls:
-            at = Data((count,), "int64", values, seed=5, limit=limit)
-            window = (*shape[:axis], count, *shape[axis + 1 :])
-            yield Sample((data(shape, 6), at, *((data(window, 7),) if updates else ())), {"axis": axis})
-
-    return grown
+@of_rows
+def indexed(
+    data: Callable, i: int, shape: tuple, axis: int, count: int, values: str, limit: int, updates: bool = False
+) -> Sample:
+    """Make a call of a row: the shape of x, an axis, the number of indices, their rule of values and its limit."""
+    at, window = Data((count,), "int64", values, seed=5, limit=limit), (*shape[:axis], count, *shape[axis + 1 :])
+    return Sample((data(shape, 6), at, *((data(window, 7),) if updates else ())), {"axis": axis})
 
 
-def indexed_along(calls: Sizes, *, updates: bool = False) -> Grown:
-    """Return calls with the shape of x, an axis, the shape of the indices, and the number of elements they index."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for shape, axis, window, limit in calls:
-            at = Data(window, "int64", "below", seed=5, limit=limit)
-            yield Sample((data(shape, 6), at, *((data(window, 7),) if updates else ())), {"axis": axis})
-
-    return grown
+@of_rows
+def indexed_along(
+    data: Callable, i: int, shape: tuple, axis: int, window: tuple, limit: int, updates: bool = False
+) -> Sample:
+    """Make a call of a row: the shape of x, an axis, the shape of the indices, the number of elements they index."""
+    at = Data(window, "int64", "below", seed=5, limit=limit)
+    return Sample((data(shape, 6), at, *((data(window, 7),) if updates else ())), {"axis": axis})
 
 
-def embedded(calls: Sizes) -> Grown:
-    """Return calls with the shape of a table, that of the indices, and the number of rows that they index."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for table, count, limit in calls:
-            yield Sample((data(table, 6), Data(count, "int64", "below", seed=5, limit=limit)))
-
-    return grown
+@of_rows
+def embedded(data: Callable, i: int, table: tuple, count: tuple, limit: int) -> Sample:
+    """Make a call of a row: the shape of a table, that of the indices, and the number of rows that they index."""
+    return Sample((data(table, 6), Data(count, "int64", "below", seed=5, limit=limit)))
 
 
 # ---- products and convolutions -------------------------------------------------------------------------------------
 
 
-def matrices(pairs: Sizes) -> Grown:
-    """Return products of matrices of these shapes, every second one with a transposed factor."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for i, (x, y) in enumerate(pairs):
-            yield Sample((data(x, i), data(y, i + 1, layout="transposed" if i % 2 else "plain")))
-
-    return grown
+@of_rows
+def matrices(data: Callable, i: int, x: tuple, y: tuple) -> Sample:
+    """Make a call of a row: the shapes of two factors, every second one of which is transposed."""
+    return Sample((data(x, i), data(y, i + 1, layout="transposed" if i % 2 else "plain")))
 
 
 def linear(calls: Sizes) -> Grown:
@@ -210,21 +199,17 @@ def decompositions(stack: tuple, square: tuple, symmetric: tuple, *tall: tuple) 
 # ---- neural networks -----------------------------------------------------------------------------------------------
 
 
+@of_rows
+def _normalized(data: Callable, i: int, *shape: int) -> Sample:
+    return Sample((data(shape, 1), data(shape[-1:], 2), data(shape[-1:], 3)), {"eps": 0.1})
+
+
 def norms(rows: Sizes, images: Sizes, groups: Sequence[int]) -> dict[Op, Grown]:
     """Return calls of the ops that normalize rows, and of those that normalize images, with groups of channels."""
-
-    def normalized(shapes: Sizes) -> Grown:
-        @in_its_dtype
-        def grown(data: Callable) -> Iterator[Sample]:
-            for shape in shapes:
-                yield Sample((data(shape, 1), data(shape[-1:], 2), data(shape[-1:], 3)), {"eps": 0.1})
-
-        return grown
-
-    of_rows, of_images = normalized(rows), normalized(images)
+    plain, of_images = _normalized(rows), _normalized(images)
 
     def without_bias(template: Sample) -> Iterator[Sample]:
-        for sample in of_rows(template):
+        for sample in plain(template):
             yield replace(sample, inputs=sample.inputs[:2])
 
     def with_moments(template: Sample) -> Iterator[Sample]:
@@ -238,7 +223,7 @@ def norms(rows: Sizes, images: Sizes, groups: Sequence[int]) -> dict[Op, Grown]:
             yield replace(sample, params={"eps": 0.1, "groups": count})
 
     return {
-        ops.layer_norm: of_rows,
+        ops.layer_norm: plain,
         ops.rms_norm: without_bias,
         ops.batch_norm: of_images,
         ops.batch_norm_inference: with_moments,
@@ -254,60 +239,41 @@ def _targets(lead: tuple, classes: int) -> Data:
     return Data(lead, "int64", "targets", seed=3, limit=classes)
 
 
-def losses(calls: Sizes) -> Grown:
-    """Return cross entropies with the leading axes, the number of classes, and the reduction."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for lead, classes, reduction in calls:
-            inputs = data((*lead, classes), 1), _targets(lead, classes)
-            yield Sample(inputs, {**_LOSS, "reduction": reduction})
-
-    return grown
+@of_rows
+def losses(data: Callable, i: int, lead: tuple, classes: int, reduction: str) -> Sample:
+    """Make a call of a row: the leading axes, the number of classes, and the reduction."""
+    return Sample((data((*lead, classes), 1), _targets(lead, classes)), {**_LOSS, "reduction": reduction})
 
 
-def losses_and_gradients(sizes: Sizes) -> Grown:
-    """Return cross entropies and their gradients with the numbers of rows and classes."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for i, (rows, classes) in enumerate(sizes):
-            g = data((rows,), 1)
-            g = replace(g, dtype="float32") if is_narrow(g.dtype) else g  # losses of narrow floats are float32
-            inputs = g, data((rows, classes), 2), _targets((rows,), classes)
-            yield Sample(inputs, {**_LOSS, "label_smoothing": 0.1 * (i % 2)})
-
-    return grown
+@of_rows
+def losses_and_gradients(data: Callable, i: int, rows: int, classes: int) -> Sample:
+    """Make a call of a row: the numbers of rows and classes."""
+    g = data((rows,), 1)
+    g = replace(g, dtype="float32") if is_narrow(g.dtype) else g  # losses of narrow floats are float32
+    inputs = g, data((rows, classes), 2), _targets((rows,), classes)
+    return Sample(inputs, {**_LOSS, "label_smoothing": 0.1 * (i % 2)})
 
 
-def heads(calls: Sizes) -> Grown:
-    """Return losses of a head: leading axes, features, classes, the reduction, and the rows at once."""
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for lead, k, classes, reduction, rows in calls:
-            inputs = data((*lead, k), 1), data((classes, k), 2), _targets(lead, classes)
-            yield Sample(inputs, {**_LOSS, "reduction": reduction, "rows_at_once": rows})
-
-    return grown
+@of_rows
+def heads(data: Callable, i: int, lead: tuple, k: int, classes: int, reduction: str, rows: int | None) -> Sample:
+    """Make a call of a row: the leading axes, features, classes, the reduction, and the rows at once."""
+    inputs = data((*lead, k), 1), data((classes, k), 2), _targets(lead, classes)
+    return Sample(inputs, {**_LOSS, "reduction": reduction, "rows_at_once": rows})
 
 
-def attention(calls: Sizes, with_dropout: Sequence[int]) -> Grown:
-    """Return calls of attention, every second one causal, and those of these indices with dropout.
+@of_rows
+def attention(
+    data: Callable, i: int, lead: tuple, shared: tuple, t: int, s: int, d: int, e: int, mask: tuple | None, values: str,
+    with_dropout: Sequence[int],
+) -> Sample:  # fmt: skip
+    """Make a call of a row: leading axes of queries and of keys, the number of both, head size, value size, the mask.
 
-    A call has the leading axes of queries and of keys, the number of queries and of keys, the head size, the value
-    size, and the mask's shape and values.
+    Every second call is causal; those of the numbers in `with_dropout` have dropout.
     """
-
-    @in_its_dtype
-    def grown(data: Callable) -> Iterator[Sample]:
-        for i, (lead, shared, t, s, d, e, mask, values) in enumerate(calls):
-            seen = mask if mask is None else Data(mask, "bool", values) if values == "mask" else data(mask, 4, values)
-            arrays = (data((*lead, t, d), 1), data((*shared, s, d), 2), data((*shared, s, e), 3))
-            params = {"causal": i % 2 == 0, "scale": None, "dropout_rate": 0.25 if i in with_dropout else 0.0}
-            yield Sample((*arrays, seen, 7, 3), params)
-
-    return grown
+    seen = mask if mask is None else Data(mask, "bool", values) if values == "mask" else data(mask, 4, values)
+    arrays = (data((*lead, t, d), 1), data((*shared, s, d), 2), data((*shared, s, e), 3))
+    params = {"causal": i % 2 == 0, "scale": None, "dropout_rate": 0.25 if i in with_dropout else 0.0}
+    return Sample((*arrays, seen, 7, 3), params)
 
 
 # ---- optimizer steps -----------------------------------------------------------------------------------------------
@@ -333,7 +299,7 @@ def steps(tensors: int, decay: float, late: int, *shapes: tuple) -> Grown:
 
 def many(tensors: int, *others: tuple, dtypes: Sequence[str] = ()) -> Grown:
     """Return calls with many small tensors, and with others: shape, seed and layout; also into these dtypes."""
-    of_lists = lists((0, [((1 + i % 7, 3), i) for i in range(tensors)]), (0, others))
+    of_lists = lists([(0, [((1 + i % 7, 3), i) for i in range(tensors)]), (0, others)])
 
     def grown(template: Sample) -> Iterator[Sample]:
         for sample in of_lists(template):

@@ -79,11 +79,11 @@ HUGE |= {
     ops.tril: only(((SQUARE,), {"k": 900}), (((1100, 31, 33),), {"k": -1})),
     ops.triu: only(((SQUARE,), {"k": 900}), (((1100, 31, 33),), {"k": -1})),
 }
-HUGE[ops.concat] = grown.lists(
+HUGE[ops.concat] = grown.lists([
     (0, [((1 + i % 3, 5), i) for i in range(TENSORS)]), (0, [(TALL, 1), ((3, 17), 2), (TALL, 3)]),
     (1, [(TALL, 1), (TALL, 2, "transposed")]),
-)  # fmt: skip
-HUGE[ops.stack] = grown.lists((0, [((2, 5), i) for i in range(TENSORS)]), (-1, [(TALL, i) for i in range(2)]))
+])  # fmt: skip
+HUGE[ops.stack] = grown.lists([(0, [((2, 5), i) for i in range(TENSORS)]), (-1, [(TALL, i) for i in range(2)])])
 
 # ---- indices -------------------------------------------------------------------------------------------------------
 

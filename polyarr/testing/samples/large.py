@@ -79,10 +79,10 @@ LARGE |= {
     ops.triu: only(((ROWS,), {"k": 900}), (_SIX, {"k": 1})),
 }
 _TWO = [(ROWS, 0, "transposed"), (ROWS, 1, "transposed")]
-LARGE[ops.concat] = grown.lists(
-    (0, [((1 + i % 3, 5), i) for i in range(TENSORS)]), (1, _TWO), (4, [(AXES, i) for i in range(3)])
-)
-LARGE[ops.stack] = grown.lists((0, [((2, 5), i) for i in range(TENSORS)]), (-1, _TWO))
+LARGE[ops.concat] = grown.lists([
+    (0, [((1 + i % 3, 5), i) for i in range(TENSORS)]), (1, _TWO), (4, [(AXES, i) for i in range(3)]),
+])  # fmt: skip
+LARGE[ops.stack] = grown.lists([(0, [((2, 5), i) for i in range(TENSORS)]), (-1, _TWO)])
 
 # ---- indices -------------------------------------------------------------------------------------------------------
 
