@@ -89,8 +89,8 @@ def jacrev(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
         call, chosen, aux = _of_chosen("jacrev", fn, args, kwargs, wanted, has_aux)
         value, pull = vjp(call, *chosen)
         leaves = tree.leaves(value)
-        _check_floats("jacrev", "fn returned", leaves)
-        parts = [_rows(pull, value, i, wanted) for i in range(len(leaves))]
+        _check_floats("jacrev", leaves)
+        parts = [_rows(pull, value, i) for i in range(len(leaves))]
         found = tree.unflatten(value, [part[0] if isinstance(argnums, int) else part for part in parts])
         return (found, *aux) if has_aux else found
 
@@ -125,7 +125,7 @@ def jacfwd(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         call, chosen, aux = _of_chosen("jacfwd", fn, args, kwargs, wanted, has_aux)
         value, push = linearize(call, *chosen)
-        _check_floats("jacfwd", "fn returned", tree.leaves(value))
+        _check_floats("jacfwd", tree.leaves(value))
         leaves = tree.leaves(chosen)
         columns = [_columns(push, chosen, i) if carries_gradient(a) else None for i, a in enumerate(leaves)]
         rows = [[None if c is None else c[j] for c in columns] for j in range(len(tree.leaves(value)))]
@@ -191,10 +191,10 @@ def _with_aux(asked: str, value: Any) -> tuple[Any, list]:
     return found, [tree.map(lambda leaf: leaf.untracked() if type(leaf) is Array else leaf, aux)]
 
 
-def _check_floats(asked: str, given: str, leaves: list[Any]) -> None:
+def _check_floats(asked: str, leaves: list[Any]) -> None:
     for leaf in leaves:
         if not carries_gradient(leaf):
-            raise GradientError(f"{asked}: {given} {described(leaf)}; it must return floating-point arrays")
+            raise GradientError(f"{asked}: fn returned {described(leaf)}; it must return floating-point arrays")
 
 
 def _basis(a: Array) -> Array:
@@ -205,7 +205,7 @@ def _basis(a: Array) -> Array:
     return ops.reshape(ones, shape=(n, *a.shape))
 
 
-def _rows(pull: Callable, value: Any, i: int, wanted: tuple[int, ...]) -> tuple:
+def _rows(pull: Callable, value: Any, i: int) -> tuple:
     """Return the derivatives of the i-th array of the value, as a tree for each argument."""
     leaves = tree.leaves(value)
     like = leaves[i].untracked()

@@ -16,18 +16,17 @@ except ImportError:  # on Windows, where a folder cannot be locked
     fcntl = None  # type: ignore[assignment]
 
 
-def write_whole(path: Path, data: bytes, first: Callable[[], None] | None = None) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Replace a file atomically: a crash at any moment leaves the old file or the new one.
 
     Args:
         path: File to replace.
         data: New contents.
-        first: Called when the new file is complete and on disk, before it replaces the old one.
 
     Raises:
         OSError: The file cannot be written; with its path.
     """
-    with written_whole(path, first) as file:
+    with written_whole(path) as file:
         file.write(data)
 
 

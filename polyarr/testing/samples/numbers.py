@@ -5,7 +5,7 @@ does not hold; conversions over the whole range of an integer; sums that lose di
 As in large.py, everything else comes from the simplest call that the op's entry draws.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +24,13 @@ NUMBERS = {  # by dtype: numbers that a backend must not convert through another
 }  # fmt: skip
 # Ops whose results for huge integers are unspecified, or that accept none.
 UNFIT = {ops.pow, ops.bitwise_left_shift, ops.bitwise_right_shift, ops.astype}
-EXTRA: dict[Op, Callable[[], Iterator[Sample]]] = {}
+EXTRA: dict[Op, list[Sample]] = {}
 
 
 def numbers(op: Op, entry: Entry, usual: str, template: Sample) -> list[Sample]:
     """Return such calls of an op; none if it cannot fail in this way."""
     found = [] if op in UNFIT else [*_edges(entry, usual, template), *_with_numbers(op, entry, usual, template)]
-    return [*found, *(EXTRA[op]() if op in EXTRA else ())]
+    return [*found, *EXTRA.get(op, ())]
 
 
 def takes_numbers(op: Op, entry: Entry) -> bool:
@@ -65,107 +65,89 @@ def _with_numbers(op: Op, entry: Entry, usual: str, template: Sample) -> Iterato
 
 # ---- ops that make or convert numbers ------------------------------------------------------------------------------
 
-
-def _made() -> Iterator[Sample]:
-    for dtype, values in {**NUMBERS, "float64": (0.1,), "uint64": (2**64 - 1, 2**53 + 1)}.items():
-        for value in values:
-            yield Sample((value,), {"shape": (33,), "dtype": dtype})
-
-
-def _counted() -> Iterator[Sample]:
+EXTRA[ops.fill] = [
+    Sample((value,), {"shape": (33,), "dtype": dtype})
+    for dtype, values in {**NUMBERS, "float64": (0.1,), "uint64": (2**64 - 1, 2**53 + 1)}.items()
+    for value in values
+]
+EXTRA[ops.iota] = [
+    Sample((start, step), {"size": 1000, "dtype": dtype})
     for start, step, dtype in (
         (0.0, 0.1, "float32"), (0.0, 0.1, "float64"), (2.5, -1 / 3, "float32"), (1e6, 0.1, "float32"),
         (2**53 + 1, 2, "int64"), (2**62, 2**40 + 1, "int64"), (-(2**31), 1, "int32"), (2**32 - 1000, 1, "uint32"),
-    ):  # fmt: skip
-        yield Sample((start, step), {"size": 1000, "dtype": dtype})
+    )
+]  # fmt: skip
 
 
-def _converted() -> Iterator[Sample]:
-    integers = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-    for source in ("float16", "float32", "float64"):
-        for target in integers:
-            info = np.iinfo(target)
-            limit = int(info.max) * (-1 if info.min else 1)
-            yield Sample((Data((65,), source, "spread", seed=3, limit=limit),), {"dtype": target})
-    for source in WIDE:
-        for target in (*WIDE, "uint8", "float32", "float64"):
-            yield Sample((Data((33,), source, "edges"),), {"dtype": target})
+def _all_of(target: str, source: str) -> Data:
+    """Return floats over the whole range of an integer dtype."""
+    info = np.iinfo(target)
+    return Data((65,), source, "spread", seed=3, limit=int(info.max) * (-1 if info.min else 1))
 
 
-EXTRA |= {ops.fill: _made, ops.iota: _counted, ops.astype: _converted}
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+EXTRA[ops.astype] = [
+    *(
+        Sample((_all_of(target, source),), {"dtype": target})
+        for source in ("float16", "float32", "float64") for target in _INTEGERS
+    ),
+    *(
+        Sample((Data((33,), source, "edges"),), {"dtype": target})
+        for source in WIDE for target in (*WIDE, "uint8", "float32", "float64")
+    ),
+]  # fmt: skip
 
 # ---- sums ----------------------------------------------------------------------------------------------------------
 
 
-def _summed(**params: Any) -> Callable[[], Iterator[Sample]]:
-    def calls() -> Iterator[Sample]:
-        yield Sample((Data(LINE, values="tenths"),), {"axis": 0, **params})
-        yield Sample((Data((3, *LINE), values="tenths"),), {"axis": 1, **params})
-        yield Sample((Data((*LINE, 3), values="tenths"),), {"axis": 0, **params})
-        yield Sample((Data((2, 1000), "float16", "offset"),), {"axis": 1, **params})  # elements and mean are near 100
-
-    return calls
-
-
-def _narrow_sums() -> Iterator[Sample]:
-    yield from _summed()()
-    for dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32"):
-        yield Sample((Data((1031,), dtype, "edges" if dtype in WIDE else "offset"),), {"axis": 0})
-    yield Sample((Data((3, 70001), "int8", "offset"),), {"axis": 1})  # above 2**22: too large for float16 and int16
-
-
-def _hundreds(*inputs: tuple, dtypes: tuple = ("float16", "bfloat16"), **params: Any) -> Callable[[], Iterator[Sample]]:
+def _hundreds(*inputs: tuple, **params: Any) -> list[Sample]:
     """Return calls with many narrow floats of about 100."""
-
-    def calls() -> Iterator[Sample]:
-        for dtype in dtypes:
-            yield Sample(tuple(Data(s, dtype, v, seed=i) for i, (s, v) in enumerate(inputs)), params)
-
-    return calls
+    return [
+        Sample(tuple(Data(s, dtype, v, seed=i) for i, (s, v) in enumerate(inputs)), params)
+        for dtype in ("float16", "bfloat16")
+    ]
 
 
-def _deep() -> Iterator[Sample]:
-    x, y = Data((2, *LINE), values="tenths"), Data((*LINE, 3), values="tenths", seed=1)
-    yield Sample((x, y))
-    yield Sample((replace(x, dtype="float16", shape=(2, 3000)), replace(y, dtype="float16", shape=(3000, 3))))
-    yield Sample((Data((3, 300), "int8", "offset"), Data((300, 2), "int8", "offset", seed=1)))
-
-
-def _tenths_and_hundreds(more: Callable[[], Iterator[Sample]], *tenths: Sample) -> Callable[[], Iterator[Sample]]:
-    def calls() -> Iterator[Sample]:
-        yield from tenths
-        yield from more()
-
-    return calls
-
-
+_SUMS = [
+    *(Sample((Data(s, values="tenths"),), {"axis": a}) for s, a in ((LINE, 0), ((3, *LINE), 1), ((*LINE, 3), 0))),
+    Sample((Data((2, 1000), "float16", "offset"),), {"axis": 1}),  # elements and mean are near 100
+]
+_NARROW_SUMS = [
+    *_SUMS,
+    *(
+        Sample((Data((1031,), dtype, "edges" if dtype in WIDE else "offset"),), {"axis": 0})
+        for dtype in ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32")
+    ),
+    Sample((Data((3, 70001), "int8", "offset"),), {"axis": 1}),  # above 2**22: too large for float16 and int16
+]
+_x, _y = Data((2, *LINE), values="tenths"), Data((*LINE, 3), values="tenths", seed=1)
+_DEEP = [
+    Sample((_x, _y)),
+    Sample((replace(_x, dtype="float16", shape=(2, 3000)), replace(_y, dtype="float16", shape=(3000, 3)))),
+    Sample((Data((3, 300), "int8", "offset"), Data((300, 2), "int8", "offset", seed=1))),
+]
 _line = Data(LINE, values="tenths")
+_targets = Data((3000,), "int64", "below", limit=3, seed=1)
 EXTRA |= {
-    ops.sum: _narrow_sums,
-    ops.mean: _summed(),
-    ops.cumulative_sum: _narrow_sums,
-    ops.logsumexp: _summed(),
+    ops.sum: _NARROW_SUMS,
+    ops.mean: _SUMS,
+    ops.cumulative_sum: _NARROW_SUMS,
+    ops.logsumexp: _SUMS,
     ops.var: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.std: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.vector_norm: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.mse: _hundreds(((1031,), "hundreds"), ((1031,), "hundreds")),
-    ops.matrix_product: _deep,
-    ops.matmul: _deep,
-    ops.vecdot: _tenths_and_hundreds(
-        _hundreds(((3, 2000), "normal"), ((3, 2000), "normal")), Sample((_line, replace(_line, seed=1)))
-    ),
-    ops.global_norm: _tenths_and_hundreds(
-        lambda: iter(
-            [Sample(((Data((1031,), "float16", "hundreds"),),)), Sample(((Data((7,), "bfloat16", "hundreds"),),))]
-        ),
-        Sample(((_line, Data((3,))),)),
-    ),
+    ops.matrix_product: _DEEP,
+    ops.matmul: _DEEP,
+    ops.vecdot: [Sample((_line, replace(_line, seed=1))), *_hundreds(((3, 2000), "normal"), ((3, 2000), "normal"))],
+    ops.global_norm: [
+        Sample(((_line, Data((3,))),)), Sample(((Data((1031,), "float16", "hundreds"),),)),
+        Sample(((Data((7,), "bfloat16", "hundreds"),),)),
+    ],
     ops.softmax: _hundreds(((2, 3000), "normal"), axis=-1),
     ops.log_softmax: _hundreds(((2, 3000), "normal"), axis=-1),
     ops.layer_norm: _hundreds(((3, 1031), "hundreds"), ((1031,), "normal"), ((1031,), "normal"), eps=0.1),
     ops.rms_norm: _hundreds(((3, 1031), "hundreds"), ((1031,), "normal"), eps=0.1),
     ops.gelu: _hundreds(((33,), "hundreds")),
-    ops.cross_entropy: lambda: iter(
-        [Sample((Data((3000, 3), "float16"), Data((3000,), "int64", "below", limit=3, seed=1)), {"reduction": "mean"})]
-    ),
-}
+    ops.cross_entropy: [Sample((Data((3000, 3), "float16"), _targets), {"reduction": "mean"})],
+}  # fmt: skip
