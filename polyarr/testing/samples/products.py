@@ -232,18 +232,16 @@ _dropout = for_each(
 SAMPLES[ops.dropout] = Entry(_dropout, _dropout, ref.dropout, "arithmetic", FLOATING, special="nonfinite")
 
 
+_LOSS = {"label_smoothing": st.sampled_from((0.0, 0.2)), "reduction": st.sampled_from(("mean", "sum", "none"))}
+
+
 def _losses(dtype: str) -> SearchStrategy[Sample]:
     def drawn(lead: tuple, classes: int, targets: str, ignored: int) -> SearchStrategy:
         logits = datas((*lead, classes), dtype, ordinary(dtype))
         at = datas(lead, "int64", (targets,), ("plain", "stepped"), limit=classes)
         return samples(logits, at, params=params.map(lambda p: {"ignore_index": ignored, **p}))
 
-    params = st.fixed_dictionaries(
-        {
-            "label_smoothing": st.sampled_from((0.0, 0.2)),
-            "reduction": st.sampled_from(("mean", "sum", "none")),
-        }
-    )
+    params = st.fixed_dictionaries(_LOSS)
     sizes = st.sampled_from((((33,), 2), ((4,), 5), ((1,), 1), ((2, 3), 33), ((7,), 130), ((), 6)))
     ignored = st.sampled_from((("below", 1), ("targets", -100), ("below", -100)))
     return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
@@ -280,13 +278,7 @@ def _heads(dtype: str) -> SearchStrategy[Sample]:
         at = datas(lead, "int64", (targets,), ("plain", "stepped"), limit=classes)
         return samples(x, weight, at, params=params.map(lambda p: {"ignore_index": ignored, **p}))
 
-    params = st.fixed_dictionaries(
-        {
-            "rows_at_once": st.sampled_from((None, 2, 5)),
-            "label_smoothing": st.sampled_from((0.0, 0.2)),
-            "reduction": st.sampled_from(("mean", "sum", "none")),
-        }
-    )
+    params = st.fixed_dictionaries({"rows_at_once": st.sampled_from((None, 2, 5)), **_LOSS})
     sizes = st.sampled_from((((33,), 3, 2), ((4,), 8, 5), ((1,), 1, 1), ((2, 3), 4, 33), ((7,), 17, 70), ((), 3, 6)))
     ignored = st.sampled_from((("below", 1), ("targets", -100)))
     return st.tuples(sizes, ignored).flatmap(memoized(lambda t: drawn(*t[0], *t[1]))).filter(_some_target_counts)
@@ -314,19 +306,15 @@ ATTENTIONS = (
 
 
 def _attention(sizes: Sequence[tuple]) -> Cases:
+    choices = {"causal": (True, False), "scale": (None, 0.3), "dropout_rate": (0.0, 0.25)}
+    params = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in choices.items()})
+
     def drawn(dtype: str, size: tuple) -> SearchStrategy:
         lead, t, s, d, e = size
         ones = (*(1 for _ in lead), 1)
         shape = st.sampled_from(((t, s), (*lead, t, s), (1, s), (s,), (t, 1), (*ones, s), (*lead, t, 1), ()))
         added = ("normal", "hidden")
         mask = shape.flatmap(memoized(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype, added))))
-        params = st.fixed_dictionaries(
-            {
-                "causal": st.sampled_from((True, False)),
-                "scale": st.sampled_from((None, 0.3)),
-                "dropout_rate": st.sampled_from((0.0, 0.25)),
-            }
-        )
         arrays = (datas((*lead, t, d), dtype), datas((*lead, s, d), dtype), datas((*lead, s, e), dtype))
         return samples(*arrays, st.one_of(mask, st.none()), st.sampled_from((0, 2**40 + 1)), st.just(3), params=params)
 
