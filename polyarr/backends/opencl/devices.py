@@ -248,7 +248,8 @@ def _speed(candidate: Found) -> list[tuple[str, str]]:
         return []
     device = _devices[candidate.number]
     checked = *device.vendor.gemm, *device.vendor.attention
-    return speed.diagnose(device) + tuned.diagnose(device) + variants.diagnose(device, checked)
+    found = device.vendor.diagnose(device) + speed.diagnose(device) + tuned.diagnose(device)
+    return found + variants.diagnose(device, checked)
 
 
 def _unregistered() -> list[tuple[str, str]]:

@@ -519,3 +519,16 @@ def driver_of(context: cl.Context, device: cl.Device) -> CudaDriver | None:
         if wanted:
             raise BackendError(f"POLYARR_DRIVER is {wanted!r}: {error}") from None
         return None
+
+
+def diagnose(device: Any) -> list[tuple[str, str]]:
+    """Return lines of `polyarr doctor`: which driver a device of NVIDIA's has, and why."""
+    if not device.features.nvidia:
+        return []
+    if type(device.driver) is CudaDriver:
+        return [("ok", f"{device.name}: CUDA's driver owns the memory and launches kernels")]
+    try:
+        Cuda(device.cl_device)
+    except CudaError as error:
+        return [("warning", f"{device.name}: OpenCL's driver launches kernels, without CUDA graphs: {error}")]
+    return [("ok", f"{device.name}: OpenCL's driver launches kernels, as POLYARR_DRIVER says")]

@@ -26,6 +26,9 @@ class Nvidia(Vendor):
     def driver(self, context: Any, device: Any) -> Any:
         return driver.driver_of(context, device)
 
+    def diagnose(self, device: Any) -> list[tuple[str, str]]:
+        return driver.diagnose(device)
+
     def graphs(self, device: Any) -> Any:
         return graphs.graphs_of(device)
 

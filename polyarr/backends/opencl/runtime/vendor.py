@@ -27,6 +27,10 @@ class Vendor:
         """Return another driver than OpenCL's for a device; None if there is none."""
         return None
 
+    def diagnose(self, device: Any) -> list[tuple[str, str]]:
+        """Return lines of `polyarr doctor` on a device's driver."""
+        return []
+
     def graphs(self, device: Any) -> Any:
         """Return how to launch many kernels at once; None if the device cannot."""
         return None

@@ -181,3 +181,21 @@ def test_a_context_of_another_library_is_replaced(monkeypatch: pytest.MonkeyPatc
     place = {"pci_domain_id_nv": 0, "pci_bus_id_nv": 5, "pci_slot_id_nv": 0}
     cuda.Cuda(SimpleNamespace(**place))("cuMemsetD8Async", 7)
     assert calls[-3:] == ["cuMemsetD8Async", "cuCtxSetCurrent", "cuMemsetD8Async"]
+
+
+def test_the_doctor_says_which_driver_it_is(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def device(found: Any, nvidia: bool = True) -> Any:
+        return SimpleNamespace(name="opencl:0", driver=found, features=SimpleNamespace(nvidia=nvidia), cl_device=None)
+
+    def missing(cl_device: Any) -> None:
+        raise cuda.CudaError("CUDA's driver does not load: no such file")
+
+    assert driver.diagnose(device(None, nvidia=False)) == []
+    assert driver.diagnose(device(fake.device.driver)) == [
+        ("ok", "opencl:0: CUDA's driver owns the memory and launches kernels")
+    ]
+    monkeypatch.setattr(driver, "Cuda", lambda cl_device: None)
+    (found,) = driver.diagnose(device(None))
+    assert found == ("ok", "opencl:0: OpenCL's driver launches kernels, as POLYARR_DRIVER says")
+    monkeypatch.setattr(driver, "Cuda", missing)
+    assert driver.diagnose(device(None))[0][0] == "warning"
