@@ -3,29 +3,33 @@
 They broadcast and promote as the ops of elementwise.py do. VJPs stand under the ops.
 """
 
+import builtins
 import cmath
 import math
 
 from polyarr.core.number import NUMBERS, evaluate
-from polyarr.core.spec import COMPLEX
+from polyarr.core.spec import COMPLEX, float64
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
     add,
     array_like,
+    complex,
     copysign,
     divide,
+    imaginary_part,
+    isfinite,
     isinf,
     maximum,
     minimum,
     multiply,
     negative,
-    reciprocal,
+    real_part,
     square,
     subtract,
     where,
 )
-from polyarr.ops.logic import bitwise_or, equal, greater, less, not_equal
+from polyarr.ops.logic import bitwise_and, bitwise_invert, bitwise_or, equal, greater, less, not_equal
 
 
 @elementwise("numeric")
@@ -82,7 +86,7 @@ def log2(x):
     >>> pa.log2(pa.asarray([1.0, 8.0]))
     Array([0., 3.], float32, 'numpy')
     """
-    return multiply(log(x), 1 / math.log(2))
+    return _over_log(log(x), math.log(2), math.log2(math.e))
 
 
 @elementwise("inexact", primitive=False)
@@ -92,7 +96,7 @@ def log10(x):
     >>> pa.log10(pa.asarray([1.0, 10.0]))
     Array([0., 1.], float32, 'numpy')
     """
-    return multiply(log(x), 1 / math.log(10))
+    return _over_log(log(x), math.log(10), math.log10(math.e))
 
 
 @elementwise("inexact")
@@ -139,7 +143,7 @@ def tan(x):
     >>> pa.tan(pa.asarray([0.0, 0.5]))
     Array([0.       , 0.5463025], float32, 'numpy')
     """
-    return divide(sin(x), cos(x))
+    return _turned(tanh, x) if x.dtype in COMPLEX else divide(sin(x), cos(x))
 
 
 @elementwise("inexact", primitive=False)
@@ -150,8 +154,11 @@ def asin(x):
     Array([0.       , 1.5707964], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return multiply(asinh(multiply(x, 1j)), -1j)
-    return atan2(x, sqrt(multiply(subtract(1, x), add(1, x))))
+        return _turned(asinh, x)
+    c = _cosine(x)
+    # The rounding error of c, divided by c; beyond 0.7 it no longer matters.
+    error = divide(subtract(square(x), multiply(subtract(1, c), add(1, c))), add(c, c))
+    return add(atan2(x, c), where(less(abs(x), 0.7), multiply(x, error), 0))
 
 
 @elementwise("inexact", primitive=False)
@@ -162,8 +169,8 @@ def acos(x):
     Array([1.5707964, 0.       ], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return subtract(math.pi / 2, asin(x))
-    return atan2(sqrt(multiply(subtract(1, x), add(1, x))), x)
+        return _complex_acos(x)
+    return atan2(_cosine(x), x)
 
 
 @elementwise("inexact", primitive=False)
@@ -173,7 +180,7 @@ def atan(x):
     >>> pa.atan(pa.asarray([0.0, 1.0]))
     Array([0.       , 0.7853982], float32, 'numpy')
     """
-    return multiply(atanh(multiply(x, 1j)), -1j) if x.dtype in COMPLEX else atan2(x, 1)
+    return _turned(atanh, x) if x.dtype in COMPLEX else atan2(x, 1)
 
 
 @elementwise("floating")
@@ -195,10 +202,14 @@ def sinh(x):
     Array([0.       , 1.1752012], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return multiply(subtract(exp(x), exp(negative(x))), 0.5)
-    u = expm1(abs(x))
-    # u + u/(u+1) keeps its digits near 0; where exp overflows, u/(u+1) would be inf/inf.
-    return copysign(multiply(add(u, where(isinf(u), 1, divide(u, add(u, 1)))), 0.5), x)
+        return _complex_sinh(x)
+    a = abs(x)
+    is_large = greater(a, 40)  # sinh(a) is exp(a) / 2
+    u = expm1(where(is_large, subtract(a, HALVES), a))
+    half = multiply(u, 0.5)
+    rest = divide(half, add(u, 1))
+    small = where(less(a, 1), subtract(u, multiply(u, rest)), add(half, rest))
+    return copysign(where(is_large, add(u, multiply(u, HALVES_ERROR)), small), x)
 
 
 @elementwise("inexact", primitive=False)
@@ -209,10 +220,10 @@ def cosh(x):
     Array([1.       , 1.5430807], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return multiply(add(exp(x), exp(negative(x))), 0.5)
-    half = multiply(exp(multiply(abs(x), 0.5)), 0.5)
-    # exp(|x|/2) squared: exp(|x|) itself overflows before cosh does.
-    return add(multiply(multiply(half, half), 2), multiply(exp(negative(abs(x))), 0.5))
+        return _complex_cosh(x)
+    half = exp(subtract(abs(x), HALVES))
+    error = multiply(half, HALVES_ERROR)
+    return add(half, add(error, divide(0.25, add(half, error))))
 
 
 @elementwise("inexact")
@@ -232,11 +243,9 @@ def asinh(x):
     Array([0.       , 0.8813736], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return log(add(x, sqrt(add(square(x), 1))))
+        return _complex_asinh(x)
     a = abs(x)
-    small = log1p(add(a, divide(square(a), add(1, sqrt(add(square(a), 1))))))
-    large = add(log(a), log1p(sqrt(add(square(reciprocal(a)), 1))))  # a * a may be infinite
-    return copysign(where(greater(a, 1), large, small), x)
+    return copysign(_log1p_of_sum(a, divide(square(a), add(1, sqrt(add(square(a), 1))))), x)
 
 
 @elementwise("inexact", primitive=False)
@@ -247,11 +256,9 @@ def acosh(x):
     Array([0.      , 1.316958], float32, 'numpy')
     """
     if x.dtype in COMPLEX:
-        return log(add(x, multiply(sqrt(add(x, 1)), sqrt(subtract(x, 1)))))
-    t, r = subtract(x, 1), reciprocal(x)
-    small = log1p(add(t, multiply(sqrt(t), sqrt(add(t, 2)))))
-    large = add(log(x), log1p(sqrt(multiply(subtract(1, r), add(1, r)))))  # 2 * t may be infinite
-    return where(greater(x, 2), large, small)
+        return _complex_acosh(x)
+    t = where(less(x, 1), math.nan, subtract(x, 1))
+    return _log1p_of_sum(sqrt(add(add(t, t), square(t))), t, x)
 
 
 @elementwise("inexact", primitive=False)
@@ -261,6 +268,8 @@ def atanh(x):
     >>> pa.atanh(pa.asarray([0.0, 0.5]))
     Array([0.        , 0.54930615], float32, 'numpy')
     """
+    if x.dtype in COMPLEX:
+        return _complex_atanh(x)
     return multiply(subtract(log1p(x), log1p(negative(x))), 0.5)
 
 
@@ -283,10 +292,11 @@ def hypot(x, y):
     Gradients: x, y; 0 at the origin
     """
     x, y = abs(array_like(x, y)), abs(array_like(y, x))
-    large, small = maximum(x, y), minimum(x, y)
-    infinite = bitwise_or(isinf(x), isinf(y))  # also beside nan
-    ratio = where(infinite, 0, divide(small, where(equal(large, 0), 1, large)))
-    return where(infinite, math.inf, multiply(large, sqrt(add(1, square(ratio)))))
+    many, few, scale = (2.0**500, 2.0**-400, 2.0**600) if x.dtype == float64 else (2.0**60, 2.0**-40, 2.0**100)
+    size = maximum(x, y)
+    by = where(greater(size, many), 1 / scale, where(less(size, few), array_like(scale, x), 1))
+    length = divide(sqrt(add(square(multiply(x, by)), square(multiply(y, by)))), by)
+    return where(bitwise_or(isinf(x), isinf(y)), math.inf, length)  # also beside nan
 
 
 @elementwise("floating", primitive=False)
@@ -348,8 +358,8 @@ rsqrt.vjp(x=lambda g, out: multiply(multiply(multiply(multiply(g, -0.5), out), o
 sin.vjp(x=lambda g, x: multiply(g, cos(x)))
 cos.vjp(x=lambda g, x: negative(multiply(g, sin(x))))
 tan.vjp(x=lambda g, out: multiply(g, add(square(out), 1)))
-asin.vjp(x=lambda g, x: divide(g, sqrt(subtract(1, square(x)))))
-acos.vjp(x=lambda g, x: negative(divide(g, sqrt(subtract(1, square(x))))))
+asin.vjp(x=lambda g, x: divide(g, multiply(sqrt(subtract(1, x)), sqrt(add(1, x)))))
+acos.vjp(x=lambda g, x: negative(divide(g, multiply(sqrt(subtract(1, x)), sqrt(add(1, x))))))
 atan.vjp(x=lambda g, x: divide(g, add(square(x), 1)))
 atan2.vjp(
     x=lambda g, x, y: multiply(g, _over_square(y, x, y)), y=lambda g, x, y: negative(multiply(g, _over_square(x, x, y)))
@@ -357,15 +367,143 @@ atan2.vjp(
 sinh.vjp(x=lambda g, x: multiply(g, cosh(x)))
 cosh.vjp(x=lambda g, x: multiply(g, sinh(x)))
 tanh.vjp(x=lambda g, out: multiply(g, subtract(1, square(out))))
-asinh.vjp(x=lambda g, x: divide(g, sqrt(add(square(x), 1))))
+asinh.vjp(x=lambda g, x: divide(g, _one_and_square(x)))
 acosh.vjp(x=lambda g, x: divide(g, multiply(sqrt(subtract(x, 1)), sqrt(add(x, 1)))))
-atanh.vjp(x=lambda g, x: divide(g, subtract(1, square(x))))
+atanh.vjp(x=lambda g, x: divide(g, multiply(subtract(1, x), add(1, x))))
 erf.vjp(x=lambda g, x: multiply(g, multiply(exp(negative(square(x))), 2 / math.sqrt(math.pi))))
 hypot.vjp(x=lambda g, x, out: multiply(g, _ratio(x, out)), y=lambda g, y, out: multiply(g, _ratio(y, out)))
 logaddexp.vjp(x=lambda g, x, y: multiply(g, sigmoid(_gap(x, y))), y=lambda g, x, y: multiply(g, sigmoid(_gap(y, x))))
 sigmoid.vjp(x=lambda g, out: multiply(g, multiply(out, subtract(1, out))))
 relu.vjp(x=lambda g, out: where(greater(out, 0), g, 0))
 silu.vjp(x=lambda g, x: multiply(g, _silu_slope(x, sigmoid(x))))
+
+
+# exp(a - HALVES) is exp(a) / 2 but for a positive relative error; a - HALVES is exact where exp(a) may overflow.
+HALVES = math.ceil(math.log(2) * 2**17) / 2**17
+HALVES_ERROR = math.expm1(HALVES - math.log(2) - 2.3190468138462996e-17)  # the last digits of log(2)
+
+
+def _over_log(x, log_of_base, inverse):
+    """Return x / log_of_base, by the constant whose rounding error is smaller in the dtype."""
+    if x.dtype in COMPLEX:
+        return complex(*(_over_log(part, log_of_base, inverse) for part in _parts(x)))
+    return multiply(x, inverse) if x.dtype == float64 else divide(x, log_of_base)
+
+
+def _cosine(x):
+    """Return sqrt(1 - x^2): 1 - |x| is exact where the digits of the difference count."""
+    d = subtract(1, abs(x))
+    return sqrt(subtract(add(d, d), square(d)))
+
+
+def _log1p_of_sum(large, small, whole=None):
+    """Return log(1 + large + small) with the rounding error of the sum; beyond 2^60, log(2 whole)."""
+    whole = large if whole is None else whole
+    is_far = greater(whole, 2.0**60)  # its square may be infinite
+    both = add(large, small)
+    rest = divide(subtract(small, subtract(both, large)), add(both, 1))
+    return add(log1p(where(is_far, whole, both)), where(is_far, math.log(2), rest))
+
+
+def _one_and_square(x):
+    """Return sqrt(1 + x^2)."""
+    if x.dtype not in COMPLEX:
+        return hypot(x, 1)
+    turned = multiply(x, 1j)
+    return multiply(sqrt(add(1, turned)), sqrt(subtract(1, turned)))
+
+
+# ---- decompositions for complex numbers: real functions of the parts, with the branch cuts of the standard ---------
+
+# Source: Kahan, Branch cuts for complex elementary functions, 1987
+FAR = 2.0**60  # beyond it, 1 adds nothing to a number; squares may be infinite
+
+
+def _parts(z):
+    return real_part(z), imaginary_part(z)
+
+
+def _turned(fn, z):
+    """Return fn(i z) / i."""
+    x, y = _parts(z)
+    real, imaginary = _parts(fn(complex(negative(y), x)))
+    return complex(imaginary, negative(real))
+
+
+def _grown(x):
+    """Return t and a factor, sinh(x) and cosh(x) being those of t times it: with sin(y), they may not overflow."""
+    a = abs(x)
+    is_large = greater(a, 60)
+    return where(is_large, copysign(subtract(a, 40), x), x), where(is_large, array_like(math.exp(40), x), 1)
+
+
+def _complex_sinh(z):
+    x, y = _parts(z)
+    t, factor = _grown(x)
+    real, imaginary = multiply(multiply(sinh(t), cos(y)), factor), multiply(multiply(cosh(t), sin(y)), factor)
+    real = where(isfinite(y), real, where(equal(add(x, x), x), x, math.nan))
+    return complex(real, where(equal(y, 0), y, imaginary))
+
+
+def _complex_cosh(z):
+    x, y = _parts(z)
+    t, factor = _grown(x)
+    real, imaginary = multiply(multiply(cosh(t), cos(y)), factor), multiply(multiply(sinh(t), sin(y)), factor)
+    real = where(bitwise_and(isinf(x), bitwise_invert(isfinite(y))), math.inf, real)
+    imaginary = where(equal(y, 0), multiply(y, copysign(1, x)), imaginary)
+    return complex(real, where(bitwise_and(equal(x, 0), bitwise_invert(isfinite(y))), x, imaginary))
+
+
+def _is_far(x, y):
+    return bitwise_or(greater(abs(x), FAR), greater(abs(y), FAR))
+
+
+def _log_of_double(x, y):
+    """Return log(2 |x + iy|)."""
+    return add(log(hypot(multiply(x, 0.5), multiply(y, 0.5))), 2 * math.log(2))
+
+
+def _complex_asinh(z):
+    x, y = _parts(z)
+    (a, b), (c, d) = _parts(sqrt(complex(add(1, y), negative(x)))), _parts(sqrt(complex(subtract(1, y), x)))
+    real, angle = asinh(subtract(multiply(a, d), multiply(c, b))), atan2(y, subtract(multiply(a, c), multiply(b, d)))
+    is_far = _is_far(x, y)
+    angle = where(equal(y, 0), y, where(is_far, atan2(y, abs(x)), angle))
+    return complex(where(is_far, copysign(_log_of_double(x, y), x), real), angle)
+
+
+def _complex_acosh(z):
+    x, y = _parts(z)
+    (a, b), (c, d) = _parts(sqrt(complex(subtract(x, 1), y))), _parts(sqrt(complex(add(x, 1), y)))
+    real, angle = asinh(add(multiply(a, c), multiply(b, d))), multiply(atan2(b, c), 2)
+    is_far = _is_far(x, y)
+    angle = where(is_far, atan2(y, x), where(equal(x, 0), copysign(math.pi / 2, y), angle))
+    return complex(where(is_far, _log_of_double(x, y), real), angle)
+
+
+def _complex_acos(z):
+    x, y = _parts(z)
+    (a, b), (c, d) = _parts(sqrt(complex(subtract(1, x), negative(y)))), _parts(sqrt(complex(add(1, x), y)))
+    angle, imaginary = multiply(atan2(a, c), 2), asinh(subtract(multiply(c, b), multiply(d, a)))
+    is_far = _is_far(x, y)
+    angle = where(is_far, atan2(abs(y), x), where(equal(x, 0), math.pi / 2, angle))
+    return complex(angle, where(is_far, negative(copysign(_log_of_double(x, y), y)), imaginary))
+
+
+def _complex_atanh(z):
+    x, y = _parts(z)
+    a, b = abs(x), abs(y)
+    gap = subtract(1, a)
+    real = multiply(log1p(divide(multiply(a, 4), add(square(gap), square(b)))), 0.25)
+    angle = multiply(atan2(multiply(y, 2), subtract(multiply(gap, add(1, a)), square(b))), 0.5)
+    is_pole = bitwise_and(equal(a, 1), less(b, 1 / FAR))
+    real = where(is_pole, multiply(subtract(math.log(2), log(b)), 0.5), where(equal(a, 0), 0, real))
+    angle = where(bitwise_and(is_pole, not_equal(b, 0)), copysign(math.pi / 4, y), angle)
+    size = hypot(multiply(x, 0.5), multiply(y, 0.5))
+    far = where(isinf(size), 0, divide(divide(multiply(a, 0.25), size), size))
+    is_far = _is_far(x, y)
+    angle = where(is_far, where(equal(y, y), copysign(math.pi / 2, y), y), angle)
+    return complex(copysign(where(is_far, far, real), x), angle)
 
 
 def _slope(x, y):
@@ -380,7 +518,7 @@ def _less_one(y):
 
 
 def _log_or_0(x):
-    if isinstance(x, complex):
+    if isinstance(x, builtins.complex):
         return cmath.log(x) if x else 0.0
     return math.log(x) if x > 0 else 0.0
 
