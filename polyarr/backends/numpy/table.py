@@ -71,6 +71,30 @@ def expm1(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def divide(x: Any, y: Any) -> np.ndarray:
+    """Return x / y; complex numbers near the limits of the exponent, with which NumPy overflows, are scaled first."""
+    found = np.divide(x, y)
+    if found.dtype.kind != "c" or (np.isfinite(found).all() and found.all()):
+        return found
+    limit, scale = (2.0**100, 2.0**40) if found.dtype == np.complex64 else (2.0**900, 2.0**100)
+    x, y = (np.asarray(a, found.dtype) for a in (x, y))
+    by_x, by_y = (_factor(a, limit, scale) for a in (x, y))
+    return _times(_times(np.divide(_times(x, by_x), _times(y, by_y)), by_y), 1 / by_x)
+
+
+def _factor(z: np.ndarray, limit: float, scale: float) -> np.ndarray:
+    """Return a power of two for each number, which brings it between 1 / limit and limit."""
+    size = np.maximum(np.abs(z.real), np.abs(z.imag))
+    return np.where(size > limit, 1 / scale, np.where(size < 1 / limit, scale, 1.0)).astype(size.dtype)
+
+
+def _times(z: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Return complex numbers times real ones, part by part: a complex product of an infinity would be nan."""
+    found = np.empty(np.broadcast_shapes(z.shape, by.shape), z.dtype)
+    found.real, found.imag = z.real * by, z.imag * by
+    return found
+
+
 def short_sum(fn: Callable) -> Callable:
     """Make a kernel from np.sum or np.prod that reduces short axes, and integers, without reordering."""
     long = long_sum(NUMPY, fn)
@@ -273,6 +297,7 @@ def max_pool(
 
 KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
+    ops.divide: ufunc(divide),
     ops.expm1: ufunc(expm1),
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),

@@ -1,0 +1,19 @@
+"""Complex numbers on NumPy, where its own functions would overflow."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from tests.helpers.complex_numbers import exactly, numbers, ulps
+
+
+@pytest.mark.parametrize("dtype", [pa.complex64, pa.complex128], ids=lambda d: d.name)
+def test_quotients_of_every_magnitude(on_numpy, dtype):
+    x = numbers(dtype)
+    y = np.random.default_rng(1).permutation(x)
+    assert ulps(pa.divide(pa.asarray(x), pa.asarray(y)).numpy(), exactly("divide", x, y)) <= 4
+    tiny = float(np.finfo(dtype).smallest_subnormal)
+    x, y = (pa.asarray(z, dtype=dtype) for z in ([tiny * (3 + 4j), 0, 1], [tiny * (1 + 2j), 2j, 0]))
+    found = (x / y).numpy()
+    np.testing.assert_allclose(found[:2], [2.2 - 0.4j, 0], rtol=1e-6)
+    assert found[2].real == np.inf
