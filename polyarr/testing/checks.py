@@ -216,7 +216,7 @@ def check_layout(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _takes_alike(op: Op) -> bool:
     """Return whether all elements may be equal; indices and ops that divide by a small difference exclude that."""
-    return SAMPLES[op].kind in ("exact", "arithmetic", "function") and not op.indices
+    return SAMPLES[op].kind in ("exact", "arithmetic", "function", "power") and not op.indices
 
 
 @check

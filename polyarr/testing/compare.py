@@ -120,7 +120,8 @@ def close(
         bad, bound = got != expected, np.zeros(got.shape)
     elif got.dtype in COMPLEX:
         with np.errstate(all="ignore"):
-            bound = allowed("function" if kind == "arithmetic" else kind, got.dtype, np.abs(expected), magnitude)
+            wide = "power" if kind in ("arithmetic", "function") else kind
+            bound = allowed(wide, got.dtype, np.abs(expected), magnitude)
             same = _alike(got.real, expected.real) & _alike(got.imag, expected.imag)
             bad = ~(same | (np.abs(got - expected) <= bound))
     else:

@@ -90,6 +90,7 @@ for _op, _values, _reference in (
     (ops.relu, "away", lambda x: np.maximum(x, 0)), (ops.silu, "normal", ref.silu),
 ):  # fmt: skip
     _kind = "arithmetic" if _op in (ops.reciprocal, ops.sqrt) else "exact" if _op is ops.relu else "function"
+    _kind = "power" if _op is ops.erf else _kind
     _dtypes = "floating" if _op in (ops.erf, ops.sigmoid, ops.relu, ops.silu) else "inexact"
     _elementwise(_op, _dtypes, _kind, _values, _reference, zeros=_op not in (ops.relu, ops.cos, ops.log, ops.silu))
 
@@ -164,7 +165,7 @@ def _with_small_exponent(sample: Sample) -> Sample:
     return Sample((x, Data(y.shape, y.dtype, "below", y.layout, y.seed, limit=7) if isinstance(y, Data) else y))
 
 
-_binary(ops.pow, "numeric", "function", ("positive", "normal"), ref.power)
+_binary(ops.pow, "numeric", "power", ("positive", "normal"), ref.power)
 SAMPLES[ops.pow] = SAMPLES[ops.pow]._replace(cases=_powers)
 
 
