@@ -155,10 +155,11 @@ def asin(x):
     """
     if x.dtype in COMPLEX:
         return _turned(asinh, x)
-    c = _cosine(x)
+    a = abs(x)
+    c = _cosine(a)
     # The rounding error of c, divided by c; beyond 0.7 it no longer matters.
     error = divide(subtract(square(x), multiply(subtract(1, c), add(1, c))), add(c, c))
-    return add(atan2(x, c), where(less(abs(x), 0.7), multiply(x, error), 0))
+    return add(atan2(x, c), where(less(a, 0.7), multiply(x, error), 0))
 
 
 @elementwise("inexact", primitive=False)
@@ -170,7 +171,7 @@ def acos(x):
     """
     if x.dtype in COMPLEX:
         return _complex_acos(x)
-    return atan2(_cosine(x), x)
+    return atan2(_cosine(abs(x)), x)
 
 
 @elementwise("inexact", primitive=False)
@@ -391,8 +392,8 @@ def _over_log(x, log_of_base, inverse):
 
 
 def _cosine(x):
-    """Return sqrt(1 - x^2): 1 - |x| is exact where the digits of the difference count."""
-    d = subtract(1, abs(x))
+    """Return sqrt(1 - x^2) for 0 <= x <= 1: 1 - x is exact where the digits of the difference count."""
+    d = subtract(1, x)
     return sqrt(subtract(add(d, d), square(d)))
 
 
