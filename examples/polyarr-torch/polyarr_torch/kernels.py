@@ -286,7 +286,7 @@ _FUNCTIONS = {
     ops.tanh: torch.tanh, ops.erf: torch.erf, ops.equal: torch.eq, ops.less: torch.lt, ops.less_equal: torch.le,
     ops.bitwise_and: torch.bitwise_and, ops.bitwise_or: torch.bitwise_or, ops.bitwise_xor: torch.bitwise_xor,
     ops.bitwise_invert: torch.bitwise_not, ops.bitwise_left_shift: torch.bitwise_left_shift,
-    ops.bitwise_right_shift: torch.bitwise_right_shift, ops.matrix_product: torch.matmul,
+    ops.bitwise_right_shift: torch.bitwise_right_shift, ops.matrix_product: torch.matmul, ops.signbit: torch.signbit,
 }  # fmt: skip
 _PRIMITIVES = {
     **{op: elementwise(fn) for op, fn in _FUNCTIONS.items()},
