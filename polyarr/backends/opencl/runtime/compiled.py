@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pyopencl as cl
 
 from polyarr.backends.opencl.runtime.caches import Store, lacks, run_folder, store_of
+from polyarr.backends.opencl.runtime.pocl import questions
 from polyarr.backends.opencl.runtime.quirks import NVIDIA, POCL
 from polyarr.backends.opencl.runtime.source import declarations
 from polyarr.core.errors import BackendError
@@ -118,6 +119,7 @@ class PoclCompiler(Compiler):
     """
 
     _known: ClassVar[set[str]] = set()  # the folders in the run folder that were seen
+    _questions: ClassVar[int] = 0  # the questions whose folders are among them
 
     def __init__(self, context: cl.Context, store: Store, reads_declarations: bool) -> None:
         super().__init__(context)
@@ -140,6 +142,7 @@ class PoclCompiler(Compiler):
         """
         self._make_room()
         self._unpack(name)
+        self._skip_questions()
         program = super().build(name, source, options)
         self._find(name)
         return program
@@ -190,6 +193,12 @@ class PoclCompiler(Compiler):
             return
         self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
         self._known.add(str(self._made[name]))
+
+    def _skip_questions(self) -> None:
+        """Take no program with which PoCL was asked about its compiler for one that is built next."""
+        if self._run and questions() != PoclCompiler._questions:
+            PoclCompiler._questions = questions()
+            self._known.update(map(str, self._unknown()))
 
     def _find(self, name: str) -> None:
         """Find the folder of a program that was just built."""

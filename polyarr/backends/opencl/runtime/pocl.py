@@ -110,6 +110,11 @@ def _answer(device: cl.Device, target: str) -> int:
     return floats
 
 
+def questions() -> int:
+    """Return how many questions compilers were asked in this process, most with a program that PoCL keeps."""
+    return _answer.cache_info().misses
+
+
 def _ask(device: cl.Device, target: str) -> int:
     try:
         with warnings.catch_warnings():

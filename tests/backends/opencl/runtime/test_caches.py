@@ -76,6 +76,14 @@ def test_a_process_compiles_anew_what_was_damaged(warm):
     assert all(caches.Store(path.parent).load(path.name) is not None for path in damaged)
 
 
+def test_the_first_process_saves_every_program(tmp_path):
+    """A program is saved even if the driver was asked about its compiler, with a program of its own, just before."""
+    used(tmp_path)
+    saved = entries(tmp_path)
+    used(tmp_path)
+    assert sorted(entries(tmp_path)) == sorted(saved)
+
+
 @posix
 def test_entries_and_folders_are_the_users_alone_and_nothing_is_left_over(warm):
     """A process leaves its entries and nothing else."""
