@@ -516,19 +516,9 @@ def primitive(
     Returns:
         The Op; without a function, a decorator.
     """
-    if face is None:
-        return lambda face: Op(
-            face,
-            rule=face,
-            promoted=promote,
-            indices=indices,
-            fits=fits,
-            numbers=numbers,
-            checks=checks,
-            widen=widen,
-            group=group,
-        )
-    return Op(face, rule=face, widen=widen)
+    named: dict[str, Any] = {"promoted": promote, "indices": indices, "fits": fits, "numbers": numbers}
+    made = lambda face: Op(face, rule=face, **named, checks=checks, widen=widen, group=group)
+    return made if face is None else made(face)
 
 
 def composed(
@@ -560,19 +550,9 @@ def composed(
     Returns:
         The Op; without a function, a decorator.
     """
-    if face is None:
-        return lambda face: Op(
-            face,
-            rule=infer,
-            decomposition=face,
-            promoted=promote,
-            indices=indices,
-            numbers=numbers,
-            canonical=canonical,
-            widen=widen,
-            group=group,
-        )
-    return Op(face, decomposition=face)
+    named: dict[str, Any] = {"promoted": promote, "indices": indices, "numbers": numbers}
+    made = lambda face: Op(face, rule=infer, decomposition=face, **named, canonical=canonical, widen=widen, group=group)
+    return made if face is None else made(face)
 
 
 def _op_called(name: str) -> Op:

@@ -60,6 +60,10 @@ class Config:
     def _refuse(self, reason: str) -> None:
         raise ValueError(f"{type(self).__name__}: {reason}")
 
+    def _check_heads(self) -> None:
+        if self.emb_dim % self.n_heads:
+            self._refuse(f"emb_dim is {self.emb_dim}, n_heads is {self.n_heads}; it must divide emb_dim")
+
     def _check_number(self, name: str, value: Any, least: float, most: float) -> None:
         if type(value) not in (int, float) or not least <= value <= most:
             self._refuse(f"{name} is {value!r}; it must be a number from {least:g} to {most:g}")
@@ -83,6 +87,16 @@ class Config:
             wrong = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
             raise ValueError(f"{cls.__name__}: {wrong}; the keys are {', '.join(known)}")
         return cls(**config)
+
+
+def check_tokens(name: str, tokens: Array, length: int, start: int = 0) -> None:
+    """Raise DtypeError or ShapeError unless tokens are integers (B, T) that fit into a context after `start` others."""
+    check_array(name, "tokens", tokens)
+    if tokens.dtype not in INTEGERS:
+        raise DtypeError(f"{name}: tokens is {spec_of(tokens)}; its dtype must be integer")
+    if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
+        given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
+        raise ShapeError(f"{name}: tokens is {given}; it must be [batch, at most {length - start}]")
 
 
 class LanguageModel(Module):
@@ -213,12 +227,6 @@ class LanguageModel(Module):
         return None if padding is None else unpadded(padding, tokens.shape[1])  # (B, 1, 1, T)
 
     def _check(self, tokens: Array, position: int | None) -> None:
-        name, length = type(self).__name__, self.config.context_length
-        check_array(name, "tokens", tokens)
-        if tokens.dtype not in INTEGERS:
-            raise DtypeError(f"{name}: tokens is {spec_of(tokens)}; its dtype must be integer")
         # Within a compiled function the position is a scalar input; its value is unknown, so only T is checked.
         start = position if isinstance(position, int) else 0
-        if len(tokens.shape) != 2 or start + tokens.shape[1] > length:
-            given = f"{spec_of(tokens)}{f' after {start} cached ones' if start else ''}"
-            raise ShapeError(f"{name}: tokens is {given}; it must be [batch, at most {length - start}]")
+        check_tokens(type(self).__name__, tokens, self.config.context_length, start)

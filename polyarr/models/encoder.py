@@ -8,9 +8,8 @@ from typing import Any
 from polyarr import ops, random
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.spec import INTEGERS
 from polyarr.core.spec import bool as bool_
-from polyarr.models.decoder import Config
+from polyarr.models.decoder import Config, check_tokens
 from polyarr.nn import (
     Dropout,
     Embedding,
@@ -22,7 +21,6 @@ from polyarr.nn import (
     PositionalEncoding,
     normal,
 )
-from polyarr.ops.validation import check_array
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 IGNORED = -100  # a target without a loss: the default ignore_index of cross_entropy
@@ -64,8 +62,7 @@ class EncoderConfig(Config):
             self._refuse(f"hidden_dim is {self.hidden_dim!r}; it must be a positive int or None")
         if self.activation not in ACTIVATIONS:
             self._refuse(f"activation is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}")
-        if self.emb_dim % self.n_heads:
-            self._refuse(f"emb_dim is {self.emb_dim}, n_heads is {self.n_heads}; it must divide emb_dim")
+        self._check_heads()
 
 
 class EncoderBlock(Module):
@@ -135,12 +132,7 @@ class Encoder(Module):
         return self.final_norm(x) if self.final_norm else x
 
     def _check(self, tokens: Array, keep: Array | None) -> None:
-        length = self.config.context_length
-        check_array("Encoder", "tokens", tokens)
-        if tokens.dtype not in INTEGERS:
-            raise DtypeError(f"Encoder: tokens is {spec_of(tokens)}; its dtype must be integer")
-        if len(tokens.shape) != 2 or tokens.shape[1] > length:
-            raise ShapeError(f"Encoder: tokens is {spec_of(tokens)}; it must be [batch, at most {length}]")
+        check_tokens("Encoder", tokens, self.config.context_length)
         if keep is not None and keep.dtype != bool_:
             raise DtypeError(f"Encoder: keep is {spec_of(keep)}; its dtype must be bool")
         if keep is not None and keep.shape != tokens.shape:

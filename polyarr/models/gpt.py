@@ -54,8 +54,7 @@ class GPTConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_number("drop_rate", self.drop_rate, 0, 1)
-        if self.emb_dim % self.n_heads:
-            self._refuse(f"emb_dim is {self.emb_dim}, n_heads is {self.n_heads}; it must divide emb_dim")
+        self._check_heads()
 
 
 class GPTModel(LanguageModel):

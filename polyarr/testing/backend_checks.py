@@ -11,7 +11,7 @@ import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -352,9 +352,9 @@ def check_program_cache(backend: Backend, examples: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         user = {"HOME": folder, "XDG_CACHE_HOME": folder, "PYTHONUSERBASE": site.getuserbase()}
         runs = {
-            "with an empty cache": _bits_of_a_process(name, user),
-            "with a full cache": _bits_of_a_process(name, user),
-            "without a cache": _bits_of_a_process(name, {**user, "POLYARR_NO_CACHE": "1"}),
+            "with an empty cache": run_new_process(name, PROGRAM, environment=user),
+            "with a full cache": run_new_process(name, PROGRAM, environment=user),
+            "without a cache": run_new_process(name, PROGRAM, environment={**user, "POLYARR_NO_CACHE": "1"}),
         }
     first, *others = runs
     for other in others:
@@ -362,14 +362,16 @@ def check_program_cache(backend: Backend, examples: int) -> None:
             raise CheckFailure(f"{name}: a process {other} computes other bits than one {first}")
 
 
-def _bits_of_a_process(name: str, environment: dict[str, str]) -> list[str]:
+def run_new_process(name: str, code: str, *args: str, given: str = "", environment: Mapping[str, str] = {}) -> Any:
+    """Return what Python code prints as JSON in a new process, with the backend's name as its first argument.
+
+    Raises:
+        CheckFailure: The process fails.
+    """
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, name],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-c", code, name, *args],
+        input=given, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if ran.returncode:
         last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
         raise CheckFailure(f"{name}: a new process fails with exit code {ran.returncode}: {last}")

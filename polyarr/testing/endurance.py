@@ -7,10 +7,10 @@ import contextlib
 import gc
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from polyarr.files import open_regular
 from polyarr.plugins.diagnosis import status
 from polyarr.plugins.starting import THIS_PROCESS
 from polyarr.testing import state
+from polyarr.testing.backend_checks import run_new_process
 from polyarr.testing.checks import check, gradients_of
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.samples import SAMPLES, large
@@ -190,30 +191,15 @@ def first_calls(backend: Backend, examples: Mapping[Op, Sample]) -> None:
         raise Lacking(f"{backend.name} is known to this process only: another one cannot start it")
     calls = {op.name: sample.flushed(backend.flushes) for op, sample in examples.items()}
     due = {name: _outcome(backend, name, sample) for name, sample in calls.items()}
+    given = json.dumps({name: repr(sample) for name, sample in calls.items()})
     for turn in range(PROCESSES):
-        for name, found in _in_a_process(backend.name, turn, calls).items():
+        for name, found in run_new_process(backend.name, FIRST, str(turn), given=given).items():
             for told in found:
                 if told != due[name]:
                     what = told if told.startswith("error: ") else "other bits than one thread does later"
                     raise CheckFailure(
                         f"{backend.name}: {name}, called first by {THREADS} threads at once, gives {what}"
                     )
-
-
-def _in_a_process(name: str, turn: int, calls: dict[str, Sample]) -> dict[str, list[str]]:
-    ran = subprocess.run(
-        [sys.executable, "-c", FIRST, name, str(turn)],
-        input=json.dumps({op: repr(sample) for op, sample in calls.items()}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ran.returncode:
-        last = (ran.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CheckFailure(
-            f"{name}: a new process with {THREADS} threads fails with exit code {ran.returncode}: {last}"
-        )
-    return json.loads(ran.stdout.splitlines()[-1])
 
 
 def call_in_threads(backend: Backend, turn: int, calls: dict[str, Sample]) -> dict[str, list[str]]:
@@ -231,11 +217,8 @@ def call_in_threads(backend: Backend, turn: int, calls: dict[str, Sample]) -> di
             barrier.wait()
             found[name][thread] = _outcome(backend, name, calls[name])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
     return found
 
 

@@ -10,6 +10,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -204,11 +205,8 @@ def _check_threads(backend: Backend) -> None:
             except Exception as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
     if wrong:
         said = f": {wrong[0]!r}" if isinstance(wrong[0], Exception) else ""
         raise CheckFailure(f"{backend.name}: compiled, in {THREADS} threads: the result has other bits{said}")
