@@ -185,6 +185,11 @@ class Stream:
         enqueue()
         return Event(self._cuda, self.base, start, self.event())
 
+    def __del__(self) -> None:
+        if self.base is not None:
+            with suppress(CudaError):  # the device was lost
+                self._cuda("cuStreamDestroy_v2", self.handle)
+
 
 class Times(NamedTuple):
     """The times of a command in nanoseconds."""
@@ -434,27 +439,25 @@ class CudaDriver:
         return memory.is_lent
 
     def is_foreign(self, memory: Any) -> bool:
-        """Return whether memory is another device's; CUDA's own addresses are valid on all of its devices."""
+        """Return whether memory is not CUDA's. On which of CUDA's devices it lies, an address does not say."""
         return type(memory) is not Memory
 
     # ---- commands --------------------------------------------------------------------------------------------
 
     def upload(self, queue: Stream, work: Any, group: Any, target: Memory, source: np.ndarray) -> Event | None:
-        """Enqueue a copy from the host, whose bytes are read at once."""
-        return queue.timed(lambda: self._from_host(queue, target, source))
+        """Enqueue a copy from pageable memory of the host, whose bytes are read at once."""
+        given = c_uint64(target.int_ptr), c_void_p(source.ctypes.data), c_size_t(source.nbytes), queue.handle
+        return queue.timed(lambda: self.cuda("cuMemcpyHtoDAsync_v2", *given))
 
     def transfer(self, queue: Stream, work: Any, group: Any, target: Any, source: Any) -> Event | None:
-        """Enqueue a copy from the host, whose bytes are read at once, or copy to the host and wait."""
+        """Copy from or to the host, and wait."""
         if isinstance(source, np.ndarray):
-            return queue.timed(lambda: self._from_host(queue, target, source))
-        given = c_void_p(target.ctypes.data), c_uint64(source.int_ptr), c_size_t(target.nbytes), queue.handle
-        found = queue.timed(lambda: self.cuda("cuMemcpyDtoHAsync_v2", *given))
+            found = self.upload(queue, work, group, target, source)
+        else:
+            given = c_void_p(target.ctypes.data), c_uint64(source.int_ptr), c_size_t(target.nbytes), queue.handle
+            found = queue.timed(lambda: self.cuda("cuMemcpyDtoHAsync_v2", *given))
         queue.finish()
         return found
-
-    def _from_host(self, queue: Stream, target: Memory, source: np.ndarray) -> None:
-        given = c_uint64(target.int_ptr), c_void_p(source.ctypes.data), c_size_t(source.nbytes), queue.handle
-        self.cuda("cuMemcpyHtoDAsync_v2", *given)
 
     def copy(self, queue: Stream, work: Any, group: Any, target: Memory, source: Memory) -> Event | None:
         """Enqueue a copy within the device."""

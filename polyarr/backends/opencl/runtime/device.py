@@ -378,13 +378,12 @@ class Device:
         with self.lock:
             while self._uploads and self._uploads[0][0].command_execution_status == FINISHED:
                 self._uploads.popleft()
-            in_flight = sum([nbytes for _, nbytes in self._uploads], host.nbytes)
-            waits = in_flight > MAX_UPLOAD_BYTES or not self.driver.keeps_host
+            waits = sum([nbytes for _, nbytes in self._uploads], host.nbytes) > MAX_UPLOAD_BYTES
         host = np.array(host, order="C", copy=None if waits else True)
         buf = self.empty(Spec(host.shape, host.dtype))
         command = self.commands.transfer if waits else self.commands.upload
         event = command((host.nbytes,), None, buf.memory, host.reshape(-1).view(np.uint8))
-        if event is not None and not waits:
+        if event is not None and not waits and self.driver.keeps_host:
             with self.lock:  # another thread may iterate over them
                 self._uploads.append((event, host.nbytes))
         return buf

@@ -89,7 +89,7 @@ class FakeCuda:
     def cuEventSynchronize(self, event: Any) -> None:  # noqa: N802
         pass
 
-    cuEventDestroy_v2 = cuEventSynchronize  # noqa: N815
+    cuEventDestroy_v2 = cuStreamDestroy_v2 = cuEventSynchronize  # noqa: N815
 
     def cuEventElapsedTime(self, found: Any, base: Any, event: Any) -> None:  # noqa: N802
         found._obj.value = (event.value - base.value) * 1e-3
