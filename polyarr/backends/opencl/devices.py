@@ -247,7 +247,7 @@ def _speed(candidate: Found) -> list[tuple[str, str]]:
     if _problem(candidate):
         return []
     device = _devices[candidate.number]
-    checked = *device.vendor.gemm, *device.vendor.attention
+    checked = *device.vendor.gemv, *device.vendor.gemm, *device.vendor.attention
     found = device.vendor.diagnose(device) + speed.diagnose(device) + tuned.diagnose(device)
     return found + variants.diagnose(device, checked)
 

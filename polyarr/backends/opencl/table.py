@@ -104,7 +104,7 @@ def families() -> dict[str, tuple[Any, ...]]:
     """Return the variants of each family that has several, in the order in which they are asked."""
     own = vendor()
     return {
-        "gemm": (*own.gemm, *matmul.VARIANTS),
+        "gemm": (*own.gemv, *own.gemm, *matmul.VARIANTS),
         "int8 linear": int8_linear.VARIANTS,
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),

@@ -195,7 +195,8 @@ def _plan(
     if not (gemv.is_skinny(device, problem) or too_far):
         return plan_of(device, out.dtype, problem, aligned, epilogue) if is_contiguous else None
     is_compute_bound = is_contiguous and not too_far and gemv.is_compute_bound(out.dtype, problem)
-    variants = (*(device.vendor.gemm if is_compute_bound else ()), *gemv.VARIANTS)
+    vendor = device.vendor.gemv + (device.vendor.gemm if is_compute_bound else ())
+    variants = (*vendor, *gemv.VARIANTS)
     return choose(device, "gemm", variants, out.dtype, problem, aligned, epilogue)
 
 
@@ -203,7 +204,7 @@ def plan_of(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies:
     """Plan a product whose operands are each contiguous along one axis."""
-    return choose(device, "gemm", (*device.vendor.gemm, *TILED), dtype, problem, aligned, epilogue)
+    return choose(device, "gemm", (*device.vendor.gemv, *device.vendor.gemm, *TILED), dtype, problem, aligned, epilogue)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:

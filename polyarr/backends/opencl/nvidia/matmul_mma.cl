@@ -89,14 +89,6 @@ INLINE void cp_async(uint to, __global const INPUT *from, int bytes) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4" how ".shared.b16 {%0, %1, %2, %3}, [%4];" \
                  : "=r"((v)[0]), "=r"((v)[1]), "=r"((v)[2]), "=r"((v)[3]) : "r"(from) : "memory")
 
-// s (16 x 8) += x (16 x 16) @ y (16 x 8)
-INLINE void mma(float *s, const uint *x, const uint *y) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(KIND) "." TEXT(KIND) ".f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
-}
-
 // ---- tiles of an operand in local memory ------------------------------------------------------------------------
 
 // The offset of a 16-byte chunk, from its row and its number in the row.

@@ -26,16 +26,17 @@ ACTIVATIONS = {
 
 def check(
     device: Device, dtype: np.dtype, along: tuple[int, int], n: int, epilogue: Epilogue,
-    plan_of: Callable[[Problem], Plan], special: bool = True,
+    plan_of: Callable[[Problem], Plan], special: bool = True, shape: tuple[int, int, int] = (2, 200, 456),
 ) -> None:  # fmt: skip
-    """Multiply matrices with n columns, contiguous along k as `along` says, and compare with NumPy.
+    """Multiply matrices x (batch, m, k) of a shape and y with n columns, and compare with NumPy.
 
-    With `special`, split products are also checked with an infinity and a nan.
+    They are contiguous along k as `along` says. With `special`, split products are also checked with an infinity and a
+    nan.
 
     Raises:
         BackendError: A result is wrong, or memory outside the result was written.
     """
-    batch, m, k = 2, 200, 456
+    batch, m, k = shape
     generator = np.random.default_rng(0)
     x, y, bias = (generator.standard_normal(s).astype(dtype) for s in ((batch, m, k), (batch, k, n), (n,)))
     _compare(device, along, epilogue, plan_of, (x, y, bias))

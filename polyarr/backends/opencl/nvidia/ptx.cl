@@ -29,3 +29,14 @@ INLINE float2 unpack_pair(uint pair) {
         "cvt.f32." TEXT(KIND) " %1, second;\n}" : "=f"(v.x), "=f"(v.y) : "r"(pair));
     return v;
 }
+
+// s (16 x 8) += x (16 x 16) @ y (16 x 8)
+INLINE void mma(float *s, const uint *x, const uint *y) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(KIND) "." TEXT(KIND) ".f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+                 : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+}
+
+// Make what this work-item wrote visible to the device, and what others made visible to it.
+#define FENCE_GPU() asm volatile("fence.acq_rel.gpu;" ::: "memory")

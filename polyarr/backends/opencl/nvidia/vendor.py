@@ -10,6 +10,7 @@ from polyarr.backends.opencl.nvidia import (
     graphs,
     mma,
     sharing,
+    skinny,
     split,
     wgmma,
 )
@@ -19,6 +20,7 @@ from polyarr.backends.opencl.runtime.vendor import Vendor
 class Nvidia(Vendor):
     """Kernels for tensor cores, and memory that CUDA knows, too."""
 
+    gemv = (skinny.VARIANT,)
     gemm = wgmma.VARIANT, mma.VARIANT
     attention = (attention_wgmma.VARIANT,)
     convolution = conv_tma.VARIANTS

@@ -188,7 +188,6 @@ INLINE void flag_await(__global uint *flag) {
     do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(raised) : "l"(flag) : "memory");
     while (!raised);
 }
-#define FENCE_GPU() asm volatile("fence.acq_rel.gpu;" ::: "memory")
 INLINE float4 load_fresh(__global const float4 *p) {  // bypasses the L1 cache, to read what another work-group wrote
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -16,9 +16,10 @@ class Vendor:
     """Kernels and memory for some devices only; this one has none.
 
     Attributes:
-        gemm, attention, convolution: Variants of these families, which are asked before the portable ones.
+        gemv, gemm, attention, convolution: Variants of these families, which are asked before the portable ones.
     """
 
+    gemv: tuple[Any, ...] = ()
     gemm: tuple[Any, ...] = ()
     attention: tuple[Any, ...] = ()
     convolution: tuple[Any, ...] = ()
