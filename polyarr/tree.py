@@ -14,7 +14,24 @@ from polyarr.core.errors import NestingError
 from polyarr.core.names import answering
 from polyarr.core.spec import described
 
+VERSION = [0]  # attributes that were set on Versioned containers so far
+
 __all__ = ["by_name", "children", "items", "leaves", "map", "rebuild", "unflatten"]
+
+
+class Versioned:
+    """Base class of containers that count each change of an attribute in VERSION.
+
+    Code that changes `vars()` of such a container must add 1 to VERSION itself.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        VERSION[0] += 1
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        VERSION[0] += 1
+        object.__delattr__(self, name)
 
 
 def children(tree: Any) -> dict[Any, Any] | None:

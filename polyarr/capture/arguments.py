@@ -11,7 +11,7 @@ from polyarr.core.array import Array
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
 from polyarr.core.spec import Spec, shown
-from polyarr.tree import children, rebuild
+from polyarr.tree import VERSION, children, rebuild
 
 NAME_TYPES = {str}  # names of children that need no conversion for the key
 PLAIN_TYPES = {bool, int, str, type(None)}  # equal values of one of these types are interchangeable
@@ -98,6 +98,7 @@ def containers_of(tree: Any) -> list[tuple[Any, Any]]:
 
 def restore(before: list[tuple[Any, Any]]) -> None:
     """Give containers their earlier contents."""
+    VERSION[0] += 1
     for container, members in before:
         if isinstance(container, list):
             container[:] = members

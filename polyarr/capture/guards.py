@@ -4,13 +4,14 @@ A guard visits the leaves of an argument tree in the order of `arguments.flatten
 to `inputs`. It may return False for a tree that does match; the caller then builds the key.
 """
 
+import weakref
 from collections.abc import Callable
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyarr.capture.arguments import NAME_TYPES, PLAIN_TYPES, is_input
 from polyarr.core.array import Array
-from polyarr.tree import children
+from polyarr.tree import VERSION, Versioned, children
 
 Guard = Callable[[Any, list[Any]], bool]
 IMMUTABLE = {*PLAIN_TYPES, float, complex, bytes}  # types whose values cannot change
@@ -18,22 +19,28 @@ SPEC = attrgetter("spec")
 _MISSING = object()
 
 
-def guard_for(tree: Any, scalars_are_inputs: bool = True) -> Guard | None:
-    """Return a guard for trees with the structure of `tree`, or None if its structure cannot be guarded."""
+def guard_for(tree: Any, scalars_are_inputs: bool = True, is_inner: bool = False) -> Guard | None:
+    """Return a guard for trees with the structure of `tree`, or None if its structure cannot be guarded.
+
+    is_inner says that the tree is part of one whose guard remembers what it accepted.
+    """
     kind = type(tree)
     if is_input(tree, scalars_are_inputs):
         return _guard_array(tree.spec) if kind is Array else _guard_scalar(kind)
     if kind is list or kind is tuple:
-        return _guard_sequence(kind, [guard_for(child, scalars_are_inputs) for child in tree], tree)
+        return _guard_sequence(kind, [guard_for(child, scalars_are_inputs, is_inner) for child in tree], tree)
     if kind is dict:
-        return _guard_mapping(kind, tree, lambda tree: tree, tree, scalars_are_inputs)
+        inner = {name: guard_for(child, scalars_are_inputs, is_inner) for name, child in tree.items()}
+        return _guard_mapping(kind, tree, lambda tree: tree, inner)
     found = None if tree is None else children(tree)
     if found is None:
         return _guard_constant(tree)
-    own = getattr(tree, "__dict__", {})
+    own, is_versioned = getattr(tree, "__dict__", {}), _is_versioned(tree)
     if any(own.get(name, _MISSING) is not child for name, child in found.items()):
         return None
-    return _guard_mapping(kind, own, vars, found, scalars_are_inputs)
+    inner = {name: guard_for(v, scalars_are_inputs, is_inner or is_versioned) for name, v in found.items()}
+    guard = _guard_mapping(kind, own, vars, inner)
+    return _remembering(guard) if guard and is_versioned and not is_inner else guard
 
 
 def _guard_array(spec: Any) -> Guard:
@@ -86,10 +93,10 @@ def _guard_sequence(kind: type, guards: list[Guard | None], members: Any) -> Gua
 
 
 def _guard_mapping(
-    kind: type, own: dict[Any, Any], attributes: Callable, found: dict[Any, Any], scalars_are_inputs: bool
+    kind: type, own: dict[Any, Any], attributes: Callable, found: dict[Any, Guard | None]
 ) -> Guard | None:
-    """Return a guard for a dict, or for an object with `attributes` `own`; those in `found` are children."""
-    guards = [guard_for(v, scalars_are_inputs) if name in found else _guard_constant(v) for name, v in own.items()]
+    """Return a guard for a dict, or for an object with `attributes` `own`; `found` are the guards of its children."""
+    guards = [found[name] if name in found else _guard_constant(v) for name, v in own.items()]
     if None in guards or not NAME_TYPES.issuperset(map(type, own)):  # keys such as 1 and True are equal
         return None
     names, settings = [*own], [name for name in own if name not in found]
@@ -116,3 +123,69 @@ def _guard_mapping(
         return True
 
     return matches
+
+
+# ---- containers that did not change --------------------------------------------------------------------------
+
+
+class _Remembered(NamedTuple):
+    """The last tree that a guard accepted, the VERSION before, its lists and dicts with their contents, its inputs."""
+
+    tree: weakref.ref
+    version: int
+    contents: list[tuple[Any, list[Any]]]
+    inputs: list[Array]
+    specs: list[Any]
+
+
+def _remembering(matches: Guard) -> Guard:
+    """Return a guard that visits a tree of Versioned containers again only if a container may have changed."""
+    last: list[_Remembered | None] = [None]
+
+    def forget(tree: weakref.ref) -> None:
+        found = last[0]
+        if found is not None and found.tree is tree:
+            last[0] = None
+
+    def guard(tree: Any, inputs: list[Any]) -> bool:
+        found = last[0]
+        if found is not None and found.tree() is tree and found.version == VERSION[0] and _are_same(found.contents):
+            inputs += found.inputs
+            return [*map(SPEC, found.inputs)] == found.specs
+        version, start = VERSION[0], len(inputs)
+        if not matches(tree, inputs):
+            return False
+        contents, own = list[tuple[Any, list[Any]]](), inputs[start:]
+        if _find_contents(tree, contents) and {*map(type, own)} <= {Array}:
+            last[0] = _Remembered(weakref.ref(tree, forget), version, contents, own, [*map(SPEC, own)])
+        return True
+
+    return guard
+
+
+def _are_same(contents: list[tuple[Any, list[Any]]]) -> bool:
+    """Return whether lists and dicts have the same members as before."""
+    for container, members in contents:
+        now = container if type(container) is list else [*container, *container.values()]
+        if len(now) != len(members) or any(a is not b for a, b in zip(now, members, strict=True)):
+            return False
+    return True
+
+
+def _find_contents(tree: Any, found: list[tuple[Any, list[Any]]]) -> bool:
+    """Append the lists and dicts of a tree with their contents; return whether all other containers are Versioned."""
+    kind = type(tree)
+    if kind is list or kind is dict:
+        found.append((tree, [*tree] if kind is list else [*tree, *tree.values()]))
+    elif kind is not Array and kind is not tuple and not _is_versioned(tree):
+        return children(tree) is None
+    own = {} if kind is Array else children(tree) or {}
+    return all([_find_contents(child, found) for child in own.values()])
+
+
+def _is_versioned(tree: Any) -> bool:
+    """Return whether each change of an attribute of a container is counted."""
+    kind = type(tree)
+    if not isinstance(tree, Versioned):
+        return False
+    return kind.__setattr__ is Versioned.__setattr__ and kind.__delattr__ is Versioned.__delattr__

@@ -16,7 +16,7 @@ _SETTINGS = {bool, int, float, str, type(None)}  # types that are never children
 _SHOWN = 3  # names listed in an error
 
 
-class Module:
+class Module(tree.Versioned):
     """Base class of layers and models: a tree of arrays with a call.
 
     Attributes that are arrays, Modules, or lists, tuples and dicts that hold one, are its children, in the order of
@@ -24,6 +24,8 @@ class Module:
 
     A Module is a tree: gradients with respect to it, and tree.map over it, return Modules of the same structure. Only
     arrays stay children, so to map parameters to something else, map over parameters().
+
+    Compiled functions notice attributes that are assigned, not those that are changed through `vars(module)`.
 
     Attributes:
         training: Whether layers such as Dropout behave as in training; see train and eval.
@@ -289,6 +291,7 @@ def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
     if not isinstance(node, Module):
         return tree.rebuild(node, new)
     vars(node).update(new)
+    tree.VERSION[0] += 1
     return node
 
 
