@@ -15,7 +15,7 @@ from polyarr.backends.opencl.runtime.commands import BoundCommand, CommandList, 
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import Number
-from polyarr.core.program import Program, lookup
+from polyarr.core.program import Program, Step, lookup, renamed
 
 MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
 UNSHARED = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
@@ -66,6 +66,7 @@ class RecordedRun:
         self._device, self._program = device, program
         self._recording = recording = first.recording
         self._offset_slots = first.offset_slots
+        self._scalar_steps, self._same = unique_scalar_steps(recording.scalar_steps, recording.values)
         self._scalar_inputs = [(i, program.inputs[i]) for i, ref in enumerate(first.input_refs) if ref is None]
         inputs = [ref for ref in first.input_refs if ref is not None]
         arrays = [(i, value) for i, value in enumerate(outputs) if type(value) is Buffer]
@@ -77,7 +78,7 @@ class RecordedRun:
         self._views = [*zip(*[buf[1:5] for _, buf in arrays], strict=True)]
         self._constants = [None if type(value) is Buffer else value for value in outputs]
         scalars = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
-        self._scalars = [(i, number.slot) for i, number in scalars if isinstance(number, Number)]
+        self._scalars = [(i, self._slot(number)) for i, number in scalars if isinstance(number, Number)]
         self._fixed, self._fresh_refs = [ref.memory for ref in fixed], fresh
         self._regions = {ref: Region(ref.nbytes) for ref in (*inputs, *fresh, recording.fault[0])}
         count = Counter(inputs)
@@ -193,7 +194,7 @@ class RecordedRun:
             values[slot] = inputs[i]
         for i, slot in self._offset_slots:
             values[slot] = inputs[i].offset
-        for scalar_step, step in self._recording.scalar_steps:
+        for scalar_step, step in self._scalar_steps:
             try:
                 found = scalar_step.call(*lookup(values, scalar_step.inputs), **scalar_step.params)
             except Exception as error:
@@ -202,6 +203,10 @@ class RecordedRun:
             if scalar_step.outputs is not None:
                 values[scalar_step.outputs] = found
         return values
+
+    def _slot(self, number: Number) -> int:
+        """Return the slot of a scalar's value."""
+        return self._same.get(number.slot, number.slot)
 
     def _bind(self) -> None:
         """Bind constant arguments, and note where the others are. Runs once."""
@@ -221,7 +226,7 @@ class RecordedRun:
             commands[n] = BoundCommand(enqueue, subject, recorded.work, recorded.group, recorded.command, note, of)
             for i, arg in enumerate(recorded.args):
                 if isinstance(arg, Number):
-                    settings.append((recorded.command.set_number, subject, i, arg.slot))
+                    settings.append((recorded.command.set_number, subject, i, self._slot(arg)))
                 elif type(arg) is MemoryRef and arg.memory is None:
                     uses[self._sharing.home(arg)].append((subject, i))
         for ref, region in self._regions.items():
@@ -269,3 +274,46 @@ class _Marked:
     def set(self) -> None:
         """Set the mark."""
         self.mark = self._commands.mark()
+
+
+def unique_scalar_steps(
+    steps: list[tuple[Step, Step]], constants: list[Any]
+) -> tuple[list[tuple[Step, Step]], dict[int, int]]:
+    """Return the scalar steps without those that compute what an earlier one does, and by slot that of the same value.
+
+    Layers of a model compute the same offsets and sizes from a position.
+
+    Args:
+        steps: Scalar steps, as a Recording has them.
+        constants: By slot, the value of a constant, else None.
+    """
+    kept, same, seen = list[tuple[Step, Step]](), dict[int, int](), dict[Any, int]()
+    for scalar_step, step in steps:
+        scalar_step = scalar_step._replace(inputs=renamed(scalar_step.inputs, same))
+        key = _key_of(scalar_step, constants)
+        if key in seen and type(scalar_step.outputs) is int:
+            same[scalar_step.outputs] = seen[key]
+            continue
+        if key is not None and type(scalar_step.outputs) is int:
+            seen[key] = scalar_step.outputs
+        kept.append((scalar_step, step))
+    return kept, same
+
+
+def _key_of(step: Step, constants: list[Any]) -> Any:
+    """Return a key that equal scalar steps share, constants by value; None if every one of them is to be called."""
+    if not getattr(step.call, "is_pure", True):
+        return None
+
+    def key(slot: Any) -> Any:
+        if type(slot) is tuple:
+            return tuple(map(key, slot))
+        value = constants[slot]
+        return slot if value is None else (type(value), repr(value) if isinstance(value, float) else value)
+
+    found = step.call, key(step.inputs), tuple(step.params.items())
+    try:
+        hash(found)
+    except TypeError:
+        return None
+    return found
