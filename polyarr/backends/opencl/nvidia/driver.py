@@ -39,6 +39,7 @@ ADDRESS_SIZE = re.compile(r"^\.address_size \d+$", re.MULTILINE)
 SLICE = "slice_of_launch"  # the variable in which a launch in slices finds its place
 MAX_GROUPS = 65535  # of a launch along the second and third axis
 CODES = {"i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}  # of struct, by a dtype's kind and size
+PACK = {np.dtype(name): struct.Struct(f"<{code}").pack for name, code in CODES.items()}
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
@@ -360,10 +361,16 @@ class Kernel:
         if type(value) is Memory or value is None:
             self._put(i, struct.pack("<Q", value.int_ptr if value else 0))
         else:
-            self._put(i, np.asarray(value).tobytes())
+            self._put(i, value if type(value) is bytes else np.asarray(value).tobytes())
 
     def set_number(self, i: int, value: Any, dtype: np.dtype | None) -> None:
         """Set an argument, a scalar converted to a dtype."""
+        if type(value) is bytes:
+            return self._put(i, value)
+        try:
+            return self._put(i, PACK[dtype](value))
+        except (KeyError, struct.error, TypeError, OverflowError):  # it is to be converted
+            pass
         if dtype is not None and dtype != STRUCTURE:
             with np.errstate(all="ignore"):  # too large a number is infinite, as in OpenCL
                 value = np.asarray(value).astype(dtype)
