@@ -49,13 +49,16 @@ def forward(
     key: int | Buffer, counter: int | Buffer, *,
     causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
 ) -> Any:  # fmt: skip
-    """Return the result (..., t, e) and a Saved. Memory is laid out (..., t, heads, e), so joining the heads is free.
+    """Return the result (..., t, e) and a Saved. Memory is laid out (..., t, heads, e), so joining the heads is free,
+    unless it is decode attention and the rows of a head lie one after the other in q, as grouped queries do.
 
     Returns NotImplemented if rows are so long that no tile fits into the device's local memory, forward or backward.
     """
     if not device.plans[attention_tiled.fits](q.dtype.itemsize, q.shape[-2], (q.shape[-1], v.shape[-1])):
         return NotImplemented
-    result = _by_rows(device, out.shape, out.dtype)
+    *_, t, e = q.shape
+    is_by_heads = t <= attention_decode.MAX_QUERIES and q.strides[-3:-1] == (t * e, e)
+    result = device.empty(out) if is_by_heads else _by_rows(device, out.shape, out.dtype)
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
     found = device.plans[_plan](call.problem)
