@@ -18,7 +18,7 @@ from polyarr.core.spec import NARROW, int8
 MAX_ROWS_PER_ITEM = 8  # output rows that one work-item of a GPU accumulates in registers
 MAX_LOADS_IN_FLIGHT = 4  # vector loads of a column that a work-item issues before it uses any
 MIN_LANES, MAX_LANES = 32, 128  # work-items that reduce one column together
-MIN_COLUMNS_FOR_FEW_LANES = 2**14  # columns from which on fewer lanes per column suffice
+MIN_COLUMNS_FOR_FEW_LANES = 2**13  # columns from which on fewer lanes per column suffice
 MAX_SKINNY_ROWS = 4  # always skinny up to here; beyond, only if the operand is large and contiguous along k
 MIN_COLUMNS = 256  # columns from which on all units have some to read
 MAX_SERIAL_TERMS = 128  # terms of one running sum
