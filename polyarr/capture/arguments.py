@@ -56,6 +56,15 @@ def alias_pattern(inputs: list[Any]) -> tuple[int, ...] | None:
     return tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
 
 
+def has_aliases(inputs: list[Any], aliases: tuple[int, ...] | None) -> bool:
+    """Return whether alias_pattern(inputs) is `aliases`; faster than to compute it, as weights are often shared."""
+    if aliases is None:
+        return alias_pattern(inputs) is None
+    handles = [id(leaf) for leaf in inputs if type(leaf) is Array]
+    is_repeated = len(handles) == len(aliases) and [handles[i] for i in aliases] == handles
+    return is_repeated and len({*handles}) == len({*aliases})
+
+
 def is_input(leaf: Any, scalars_are_inputs: bool) -> bool:
     """Return whether `flatten` appends a leaf to `inputs`."""
     return type(leaf) is Array or (scalars_are_inputs and type(leaf) in (int, float))

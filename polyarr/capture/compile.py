@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
-from polyarr.capture.arguments import alias_pattern, difference, flatten
+from polyarr.capture.arguments import alias_pattern, difference, flatten, has_aliases
 from polyarr.capture.captured import Captured, backend_of, captured, name_of
 from polyarr.capture.guards import guard_for
 from polyarr.core import watch
@@ -60,7 +60,7 @@ class Signature(NamedTuple):
         if None in self.guards or not all([g(value, inputs) for g, value in zip(self.guards, arguments, strict=True)]):
             return False
         first = next((leaf.backend for leaf in inputs if type(leaf) is Array), None)
-        return self.captured.backend is (first or get_backend()) and alias_pattern(inputs) == self.aliases
+        return self.captured.backend is (first or get_backend()) and has_aliases(inputs, self.aliases)
 
 
 class Compiled(Generic[P, R]):

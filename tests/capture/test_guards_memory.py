@@ -9,6 +9,7 @@ import pytest
 import polyarr as pa
 from polyarr import nn
 from polyarr.capture import guards
+from polyarr.capture.arguments import alias_pattern, has_aliases
 
 
 class Scaled(nn.Module):
@@ -111,3 +112,11 @@ def test_a_class_that_assigns_by_itself_is_visited_each_time():
     assert guard(model, [])
     model.rate = 4.0
     assert not guard(model, [])
+
+
+def test_shared_arrays_are_told_from_equal_ones():
+    a, b, c = pa.ones(2), pa.ones(2), pa.ones(2)
+    trees = [[a, b, c], [a, 1, a, c], [a, a, 1, b], [a, b, b], [a, a, a], [a, b], [1, 2, 2], [a, b, a, b], [a, b, b, a]]
+    for one in trees:
+        for other in trees:
+            assert has_aliases(other, alias_pattern(one)) == (alias_pattern(other) == alias_pattern(one)), (one, other)
