@@ -538,8 +538,9 @@ def _gap(x, y):
 
 
 def _over_square(numerator, x, y):
-    """Return numerator / (x^2 + y^2), and 0 at the origin."""
-    return _ratio(numerator, add(square(array_like(x, y)), square(array_like(y, x))))
+    """Return numerator / (x^2 + y^2), and 0 at the origin. The squares themselves may overflow or vanish."""
+    length = hypot(x, y)
+    return _ratio(_ratio(numerator, length), length)
 
 
 def _ratio(x, y):
