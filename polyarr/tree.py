@@ -22,16 +22,17 @@ __all__ = ["by_name", "children", "items", "leaves", "map", "rebuild", "unflatte
 class Versioned:
     """Base class of containers that count each change of an attribute in VERSION.
 
-    Code that changes `vars()` of such a container must add 1 to VERSION itself.
+    The number grows after the change: whoever visits a container after reading it in another thread meets the change,
+    or finds another number the next time. Code that changes `vars()` of such a container adds 1 itself.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        VERSION[0] += 1
         object.__setattr__(self, name, value)
+        VERSION[0] += 1
 
     def __delattr__(self, name: str) -> None:
-        VERSION[0] += 1
         object.__delattr__(self, name)
+        VERSION[0] += 1
 
 
 def children(tree: Any) -> dict[Any, Any] | None:

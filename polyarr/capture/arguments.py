@@ -107,13 +107,13 @@ def containers_of(tree: Any) -> list[tuple[Any, Any]]:
 
 def restore(before: list[tuple[Any, Any]]) -> None:
     """Give containers their earlier contents."""
-    VERSION[0] += 1
     for container, members in before:
         if isinstance(container, list):
             container[:] = members
         else:
             container.clear()
             container.update(members)
+    VERSION[0] += 1
 
 
 def _attributes_key(tree: Any, found: dict[Any, Any]) -> tuple:
