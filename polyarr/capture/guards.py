@@ -129,9 +129,8 @@ def _guard_mapping(
 
 
 class _Remembered(NamedTuple):
-    """The last tree that a guard accepted, the VERSION before, its lists and dicts with their contents, its inputs."""
+    """Of a tree that a guard accepted: the VERSION before, its lists and dicts with their contents, its inputs."""
 
-    tree: weakref.ref
     version: int
     contents: list[tuple[Any, list[Any]]]
     inputs: list[Array]
@@ -139,28 +138,42 @@ class _Remembered(NamedTuple):
 
 
 def _remembering(matches: Guard) -> Guard:
-    """Return a guard that visits a tree of Versioned containers again only if a container may have changed."""
-    last: list[_Remembered | None] = [None]
+    """Return a guard that visits a tree of Versioned containers again only if a container may have changed.
+
+    What it remembers lives no longer than the tree, and begins when the same tree is met twice in a row.
+    """
+    last: weakref.ref | None = None
+    remembered: _Remembered | None = None
 
     def forget(tree: weakref.ref) -> None:
-        found = last[0]
-        if found is not None and found.tree is tree:
-            last[0] = None
+        nonlocal remembered
+        if tree is last:
+            remembered = None
 
     def guard(tree: Any, inputs: list[Any]) -> bool:
-        found = last[0]
-        if found is not None and found.tree() is tree and found.version == VERSION[0] and _are_same(found.contents):
+        nonlocal last, remembered
+        found, is_last = remembered, last is not None and last() is tree
+        if found is not None and is_last and found.version == VERSION[0] and _are_same(found.contents):
             inputs += found.inputs
             return [*map(SPEC, found.inputs)] == found.specs
         version, start = VERSION[0], len(inputs)
         if not matches(tree, inputs):
             return False
-        contents, own = list[tuple[Any, list[Any]]](), inputs[start:]
-        if _find_contents(tree, contents) and {*map(type, own)} <= {Array}:
-            last[0] = _Remembered(weakref.ref(tree, forget), version, contents, own, [*map(SPEC, own)])
+        if is_last:
+            remembered = _remembered(tree, version, inputs[start:])
+        else:
+            last, remembered = weakref.ref(tree, forget), None
         return True
 
     return guard
+
+
+def _remembered(tree: Any, version: int, inputs: list[Any]) -> _Remembered | None:
+    """Return what to remember of a tree with these inputs; None if a change might not be noticed."""
+    contents = list[tuple[Any, list[Any]]]()
+    if not _find_contents(tree, contents) or not {*map(type, inputs)} <= {Array}:
+        return None
+    return _Remembered(version, contents, inputs, [*map(SPEC, inputs)])
 
 
 def _are_same(contents: list[tuple[Any, list[Any]]]) -> bool:

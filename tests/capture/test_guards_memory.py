@@ -88,18 +88,28 @@ def test_another_dtype_of_the_same_array_is_noticed(backend):
 def test_what_did_not_change_is_not_visited_again(monkeypatch):
     model, inputs, again = Scaled(), [], []
     guard = guards.guard_for(model)
-    assert guard(model, inputs)
+    assert guard(model, []) and guard(model, inputs)
     monkeypatch.setattr(guards, "vars", pytest.fail, raising=False)
     assert guard(model, again) and [*map(id, again)] == [*map(id, inputs)]
 
 
-def test_a_guard_keeps_no_model_alive():
+def test_a_guard_keeps_no_model_alive(on_numpy):
     model = Scaled()
-    guard, array = guards.guard_for(model), weakref.ref(model.inner)
-    assert guard(model, [])
+    guard, found = guards.guard_for(model), [weakref.ref(model.inner), weakref.ref(model.w.buf)]
+    for _ in range(3):
+        assert guard(model, [])
     del model
     gc.collect()
-    assert array() is None
+    assert [ref() for ref in found] == [None, None]
+
+
+def test_two_models_that_alternate_are_told_apart():
+    models, guard = [Scaled(), Scaled()], guards.guard_for(Scaled())
+    for model in (*models, *models, models[0], models[0], models[1]):
+        inputs = []
+        assert guard(model, inputs) and inputs[0] is model.w
+    models[1].rate = 7.0
+    assert guard(models[0], []) and not guard(models[1], [])
 
 
 def test_a_class_that_assigns_by_itself_is_visited_each_time():
@@ -109,7 +119,7 @@ def test_a_class_that_assigns_by_itself_is_visited_each_time():
 
     model = Own()
     guard = guards.guard_for(model)
-    assert guard(model, [])
+    assert guard(model, []) and guard(model, [])
     model.rate = 4.0
     assert not guard(model, [])
 
