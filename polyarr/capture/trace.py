@@ -36,17 +36,12 @@ class TracedBuffer:
 
 
 class ScalarFunction:
-    """Function of numbers that must return the kind that it returned at capture; None: the result is unused.
+    """Function of numbers that must return the kind that it returned at capture; None: the result is unused."""
 
-    Attributes:
-        is_pure: Whether it is an arithmetic operator, which need not be called twice for the same numbers.
-    """
-
-    __slots__ = ("__name__", "fn", "is_pure", "kind")
+    __slots__ = ("__name__", "fn", "kind")
 
     def __init__(self, fn: Callable[..., Any], kind: type | None) -> None:
         self.fn, self.kind, self.__name__ = fn, kind, getattr(fn, "__name__", type(fn).__name__)
-        self.is_pure = getattr(fn, "__module__", "") == "_operator"
 
     def __eq__(self, other: object) -> bool:
         return type(other) is ScalarFunction and other.fn == self.fn and other.kind is self.kind

@@ -301,15 +301,15 @@ def unique_scalar_steps(
 
 
 def _key_of(step: Step, constants: list[Any]) -> Any:
-    """Return a key that equal scalar steps share, constants by value; None if every one of them is to be called."""
-    if not getattr(step.call, "is_pure", True):
-        return None
+    """Return a key that equal scalar steps share, constants by value; None if one cannot be made."""
 
     def key(slot: Any) -> Any:
         if type(slot) is tuple:
             return tuple(map(key, slot))
         value = constants[slot]
-        return slot if value is None else (type(value), repr(value) if isinstance(value, float) else value)
+        if isinstance(value, (float, complex, tuple)):  # 0.0 and -0.0 are equal
+            value = repr(value)
+        return slot if value is None else (type(constants[slot]), value)
 
     found = step.call, key(step.inputs), tuple(step.params.items())
     try:
