@@ -80,6 +80,12 @@ class CharTokenizer:
         """Return the tokens of many texts; errors are those of `encode`."""
         return [self.encode(text) for text in texts]
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text, (T,) int32, and the position of each and of the next, (T, 2)."""
+        tokens = self.encode(text)
+        at = np.arange(len(tokens))
+        return tokens, np.stack([at, at + 1], axis=1)
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of a sequence of tokens.
 

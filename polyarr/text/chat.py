@@ -1,6 +1,7 @@
 """Chat templates in Jinja, as Hugging Face's tokenizers have them: they write a conversation as one text."""
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +13,15 @@ from polyarr.schema import in_one_line
 from polyarr.text.special import NAMES, token_text
 
 MAX_TEMPLATE = 1_000_000  # characters; real templates have a few thousand
+# Text around each {% generation %} block in what a template renders. It is drawn for each process, so that no message
+# can contain it.
+_MARK = f"\x00{uuid.uuid4().hex}\x00"
+Part = tuple[str, bool]  # a part of a text, and whether it is learned
+
+_CHANGES = (
+    "chat template: it writes earlier messages in another way when others follow, so the answers cannot be found; a "
+    "template that marks them by {% generation %} is needed"
+)
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,71 @@ class ChatTemplate:
             ValueError: The template refuses the messages, or is damaged.
             RuntimeError: The library jinja2 is missing.
         """
+        return self._rendered(messages, True).replace(_MARK, "")
+
+    def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the text of a whole conversation in parts, each with whether it is learned.
+
+        What a template marks by {% generation %} is learned; in a template without that, the text that each message of
+        the assistant adds after the start of an answer. A message with "weight": 0 is not learned.
+
+        Args:
+            messages: Messages, each with a "role" and a "content".
+
+        Raises:
+            ValueError: The template refuses the messages or is damaged, or writes earlier messages in another way once
+                later ones follow, so that the answers cannot be found.
+            RuntimeError: The library jinja2 is missing.
+
+        Examples:
+            >>> from polyarr.text import ChatTemplate
+            >>> source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+            >>> template = ChatTemplate(source + "{% if add_generation_prompt %}<assistant>{% endif %}")
+            >>> template.parts([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}])
+            [('<user>Hi<assistant>', False), ('Hello', True)]
+        """
+        found = self._rendered(messages, False).split(_MARK)
+        answers = [message.get("weight", 1) != 0 for message in messages if message["role"] == "assistant"]
+        if len(found) == 1:
+            return self._parts_by_turns(messages, found[0])
+        if not all(answers) and len(found) != 2 * len(answers) + 1:
+            raise ValueError("chat template: a message has the weight 0, and the template does not mark each answer")
+        learned = answers if not all(answers) else [True] * (len(found) // 2)
+        marks = [False, *(mark for answer in learned for mark in (answer, False))]
+        return [(text, mark) for text, mark in zip(found, marks, strict=True) if text]
+
+    def parts_after(self, prompt: Sequence[Mapping[str, Any]], completion: Sequence[Mapping[str, Any]]) -> list[Part]:
+        """Return the text of a conversation in two parts: a prompt up to the start of the answer, and what is learned.
+
+        Raises:
+            ValueError: As in `parts`.
+            RuntimeError: The library jinja2 is missing.
+        """
+        text, before = self._rendered([*prompt, *completion], False).replace(_MARK, ""), self.write(prompt)
+        if not text.startswith(before):
+            raise ValueError(_CHANGES)
+        return [(before, False), (text[len(before) :], True)]
+
+    def _parts_by_turns(self, messages: Sequence[Mapping[str, Any]], text: str) -> list[Part]:
+        """Return the parts of a text whose template has no {% generation %}, by rendering the beginnings of it."""
+        found, done = [], 0
+        for n, message in enumerate(messages):
+            if message["role"] != "assistant" or message.get("weight", 1) == 0:
+                continue
+            before, after = self.write(messages[:n]), self._rendered(messages[: n + 1], False)
+            if not (after.startswith(before) and text.startswith(after) and len(before) >= done):
+                raise ValueError(_CHANGES)
+            found += [(text[done : len(before)], False), (after[len(before) :], True)]
+            done = len(after)
+        return [part for part in (*found, (text[done:], False)) if part[0]]
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        """Return the text of a conversation with a mark at both ends of each {% generation %} block."""
         extra("jinja2", "serve")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self.tokens)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens
+            )
         except Exception as error:  # a template is a program, which may fail in any way
             raise ValueError(f"chat template: {in_one_line(error) or type(error).__name__}") from error
 
@@ -108,9 +180,11 @@ def _generation_tag() -> type:
         tags = frozenset({"generation"})
 
         def parse(self, parser: Any) -> Any:
-            """Return the content of the block, unchanged."""
+            """Return the content of the block between two marks."""
             line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+            mark = nodes.Output([nodes.TemplateData(_MARK)], lineno=line)
+            content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope([mark, *content, mark], lineno=line)
 
     return Generation
 

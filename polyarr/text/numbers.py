@@ -1,5 +1,6 @@
 """A tokenizer for a model that came without one: its texts are the numbers of tokens."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -59,6 +60,10 @@ class NumberTokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[np.ndarray]:
         """Return the tokens of many texts; errors are those of `encode`."""
         return [self.encode(text) for text in texts]
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text, (T,) int32, and the positions of their first and after their last digit."""
+        return self.encode(text), np.array([word.span() for word in re.finditer(r"\S+", text)])
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the numbers of tokens, each after a blank.

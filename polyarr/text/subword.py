@@ -139,6 +139,18 @@ class SubwordTokenizer:
                     refuse_unknown(self._unknown_characters(text), self)
         return tokens
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text, (T,) int32, without special tokens around it, and their characters (T, 2).
+
+        Token t stands for the characters from offsets[t, 0] to before offsets[t, 1]; several may share a character.
+
+        Raises:
+            ValueError: As in `encode`.
+        """
+        tokens = self.encode(text, add_special_tokens=False)
+        found = _call_library(self._tokenizer.encode, text, add_special_tokens=False)
+        return tokens, np.array(found.offsets, np.int64).reshape(-1, 2)
+
     def encode_marked(self, text: str, mark: str) -> np.ndarray:
         """Return the tokens of a text without its marks, (T,) int32; no token spans a mark.
 

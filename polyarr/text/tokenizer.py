@@ -64,6 +64,15 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[np.ndarray]:
         """Return the tokens of many texts; errors are those of `encode`."""
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a text, (T,) int32, without special tokens around it, and their characters (T, 2).
+
+        Token t stands for the characters from offsets[t, 0] to before offsets[t, 1]; several may share a character.
+
+        Raises:
+            ValueError: As in `encode`.
+        """
+
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens.
 
