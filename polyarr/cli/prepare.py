@@ -11,6 +11,7 @@ from polyarr.text import find_files, is_prepared, open_prepared, prepare
 from polyarr.text.corpus import VALIDATION
 from polyarr.text.prepared import has_strangers
 from polyarr.text.sources import FIELD
+from polyarr.text.tokens import Records
 
 
 def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
@@ -19,7 +20,8 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
         return
     extra("jsonschema")
     corpus = open_prepared(folder, check=True)
-    click.echo(f"{folder}: {len(corpus.train) + len(corpus.validation):,} tokens, as they were written")
+    what = "records" if isinstance(corpus.train, Records) else "tokens"
+    click.echo(f"{folder}: {len(corpus.train) + len(corpus.validation):,} {what}, as they were written")
     context.exit()
 
 
@@ -32,7 +34,7 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
 )
 @click.option(
     "--validation", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=VALIDATION, show_default=True,
-    help="Share of the tokens, at the end, for validation.",
+    help="Share of the tokens or the records, at the end, for validation.",
 )
 @click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 @click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
@@ -45,8 +47,8 @@ def command(
 ) -> None:
     """Tokenize texts into a folder, once, for `polyarr train --data`.
 
-    DATA are UTF-8 texts, JSON lines (.jsonl), folders of such files, or patterns in quotes; they may be larger than
-    memory.
+    DATA are UTF-8 texts, JSON lines (.jsonl) of texts, conversations or prompts with completions, folders of such
+    files, or patterns in quotes; they may be larger than memory.
     """
     if has_strangers(out):
         raise click.UsageError(f"{out} holds other files; give a folder of its own as --out")
@@ -58,9 +60,10 @@ def command(
     with extra("tqdm").tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=None) as bar:
         found = prepare(files, out, tokenizer, validation=validation, field=field, progress=bar.update)
     count, size = found["tokens"]["count"], found["tokenizer"]["vocab_size"]
-    last = count - found["validation"]["first"]
+    last, what = count - found["validation"]["first"], "record" if "records" in found else "text"
+    what += "s" * (found["texts"] > 1)
     click.echo(
-        f"{found['bytes']:,} bytes of {found['texts']:,} {'text is' if found['texts'] == 1 else 'texts are'} {count:,} "
+        f"{found['bytes']:,} bytes of {found['texts']:,} {what} {'is' if found['texts'] == 1 else 'are'} {count:,} "
         f"tokens of {size:,} different ones; the last {last:,} are for validation\n"
         f"saved in {out}; now try: polyarr train --data {out}"
     )

@@ -31,6 +31,7 @@ from polyarr.text import (
     same_tokens,
     standard_library_text,
 )
+from polyarr.text.tokens import Records
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.files import RUN_FILES, newest
 from polyarr.training.presets import named_recipe, parsed_settings, to_toml
@@ -50,7 +51,8 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="A UTF-8 text, a folder or a pattern of them, JSON lines, or a folder from `polyarr prepare`.  "
+    help="A UTF-8 text, a folder or a pattern of them, JSON lines of texts, conversations or prompts with completions, "
+    "or a folder from `polyarr prepare`.  "
     f"[default: the source of {LIBRARY}]",
 )
 @click.option(
@@ -356,8 +358,7 @@ def _introduce(run: Run) -> None:
         count += f", {run.model.num_parameters(only_trainable=True):,} of them trained,"
     click.echo(
         f"{run.preset}: {count} on {device(run.world)}\n"
-        f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
-        f"{run.tokenizer.vocab_size} different ones\n{_what_follows(run)}"
+        f"{_text(run, source)}{run.tokenizer.vocab_size} different ones\n{_what_follows(run)}"
     )
     if run.world.size > 1:
         parts, windows = split_step(recipe, run.world.size)
@@ -368,6 +369,21 @@ def _introduce(run: Run) -> None:
         )
     if (recipe.dtype, recipe.precision) != (COMPUTED[0], PRECISIONS[0]):
         click.echo(f"computed in {recipe.dtype}, products of float32 with precision {recipe.precision!r}")
+
+
+def _text(run: Run, source: str) -> str:
+    """Return a description of a run's data, with what is cut from records."""
+    count = len(run.tokens) + len(run.validation)
+    if not isinstance(run.tokens, Records) or not isinstance(run.validation, Records):
+        return f"text: {count:,} {run.tokenizer.unit} of {source}, "
+    length, both = run.recipe.length, (run.tokens, run.validation)
+    cut, dropped = (sum(numbers) for numbers in zip(*(records.truncated(length) for records in both), strict=True))
+    lines = f"records: {count:,} of {source}, the last {len(run.validation):,} for validation\n"
+    if left_out := sum(records.left_out for records in both):
+        lines += f"left out: {left_out:,} records, whose first answer begins after {length + 1:,} tokens\n"
+    if cut:
+        lines += f"cut: {cut:,} records to {length + 1:,} tokens, which drops {dropped:,} tokens\n"
+    return f"{lines}{run.tokenizer.unit}: "
 
 
 def _what_follows(run: Run) -> str:

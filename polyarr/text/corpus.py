@@ -5,7 +5,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from polyarr.files import HeldFile
 from polyarr.text.characters import CharTokenizer
+from polyarr.text.records import are_records, encoded_records
 from polyarr.text.sources import FIELD, pieces_of, read_pieces
 from polyarr.text.tokenizer import Tokenizer
-from polyarr.text.tokens import TokenFile, Tokens
+from polyarr.text.tokens import Records, TokenFile, Tokens
 
 VALIDATION = 0.1
 _BATCH = 2**20  # characters that are encoded at once, on all cores
@@ -28,13 +29,15 @@ Pieces = Iterable[str | None]  # pieces of texts, with None after each text, as 
 class Corpus:
     """Tokens of texts, split into a part for training and a part for validation.
 
+    From records, such as conversations, they are Records, of which the last tenth is for validation.
+
     Around each text are the special tokens that the tokenizer puts before one, such as <s>, and its token for the end
     of a text, if it has these. The last tenth of all tokens is for validation; it begins with a text if one begins soon
     enough.
 
     Attributes:
         tokenizer: The tokenizer.
-        train: Tokens for training: a NumPy array, or a TokenFile on disk.
+        train: Tokens for training: a NumPy array, a TokenFile on disk, or Records.
         validation: Tokens for validation, likewise.
         digest: Identity of the corpus: SHA-256 of the texts, of special tokens before them, and of the split unless it
             is the default.
@@ -72,14 +75,21 @@ class Corpus:
         """Return the corpus of text files, in a temporary file that is deleted when the process ends.
 
         Args:
-            files: Text files, or JSON lines (.jsonl, .ndjson) with one text per line.
-            tokenizer: The tokenizer; None: one token per character.
+            files: Text files, or JSON lines (.jsonl, .ndjson) with one text or one record per line. Records are kept in
+                memory; each has "messages", or a "prompt" and a "completion".
+            tokenizer: The tokenizer; None: one token per character, for texts.
             field: Key of the text in JSON lines.
 
         Raises:
             OSError: A file cannot be read, or the temporary file cannot be written.
-            ValueError: A file is empty, not UTF-8 or not JSON lines with this field, or has unknown characters.
+            ValueError: A file is empty, not UTF-8 or not JSON lines with this field, or has unknown characters, or a
+                record is not valid.
         """
+        if are_records(files, field):
+            records = CountedRecords(files, tokenizer)
+            tokens = np.concatenate(list(records))
+            at = first_held_out(tokens, VALIDATION)
+            return cls.parted(records.tokenizer, tokens, records.digest(), at, are_records=True)
         tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
         counted = Counted(read_pieces(files, field))
         with _unnamed_file() as file:
@@ -96,11 +106,29 @@ class Corpus:
         return cls.parted(tokenizer, tokens, digest, validation_start(tokens, validation, tokenizer.end))
 
     @classmethod
-    def parted(cls, tokenizer: Tokenizer, tokens: Tokens, digest: str, at: int) -> Self:
+    def parted(
+        cls, tokenizer: Tokenizer, tokens: np.ndarray | TokenFile, digest: str, at: int, are_records: bool = False
+    ) -> Self:
         """Return a corpus whose tokens from position `at` on are for validation."""
-        if isinstance(tokens, TokenFile):
-            return cls(tokenizer, tokens.part(0, at), tokens.part(at, len(tokens)), digest)
-        return cls(tokenizer, tokens[:at], tokens[at:], digest)
+        is_file = isinstance(tokens, TokenFile)
+        parts = (tokens.part(0, at), tokens.part(at, len(tokens))) if is_file else (tokens[:at], tokens[at:])
+        return cls(tokenizer, *(map(Records.of, parts) if are_records else parts), digest)
+
+    def fitting(self, length: int) -> Self:
+        """Return the corpus without the records that have nothing to learn in windows of this length.
+
+        Raises:
+            ValueError: No record is left to train on, or to validate with.
+        """
+        if not isinstance(self.train, Records):
+            return self
+        train, validation = self.train.fitting(length), self.validation.fitting(length)
+        if not train or not validation:
+            raise ValueError(
+                f"{len(train)} records to train on and {len(validation)} to validate with have an answer that begins "
+                f"in the first {length + 1} tokens; there must be at least 1 of each"
+            )
+        return replace(self, train=train, validation=validation)
 
 
 def validation_start(tokens: Tokens, validation: float, end: int | None) -> int:
@@ -109,6 +137,18 @@ def validation_start(tokens: Tokens, validation: float, end: int | None) -> int:
     near = tokens[at : at + (len(tokens) - at) // 10]
     ends = np.flatnonzero(near == end) if end is not None else ()
     return at + int(ends[0]) + 1 if len(ends) else at
+
+
+def first_held_out(tokens: np.ndarray | TokenFile, validation: float) -> int:
+    """Return the position of the first record for validation: the last ones are, a share `validation` of all.
+
+    Raises:
+        ValueError: There are fewer than two records.
+    """
+    starts = Records.of(tokens).starts
+    if len(starts) < 2:
+        raise ValueError(f"records: there is {len(starts)}; there must be one to train on and one to validate with")
+    return int(starts[min(max(int(len(starts) * (1 - validation)), 1), len(starts) - 1)])
 
 
 def char_tokenizer_of(pieces: Pieces) -> CharTokenizer:
@@ -144,10 +184,41 @@ class Counted:
 
     def digest(self, *further: Any) -> str:
         """Return SHA-256 of the texts so far and of further values."""
-        found = self._hash.copy()
-        for value in further:
-            found.update(_BETWEEN + _BETWEEN + repr(value).encode())
-        return found.hexdigest()
+        return _digest(self._hash, further)
+
+
+class CountedRecords:
+    """Iterator over the tokens of records that counts records and bytes, and computes their digest, as it goes.
+
+    Raises:
+        ValueError: There is no tokenizer: the characters that occur in records are no vocabulary.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], tokenizer: Tokenizer | None, progress: Callable[[int], Any] | None = None
+    ) -> None:
+        if tokenizer is None:
+            raise ValueError("records: they need the tokenizer of a model (--from), or --tokenizer FILE or byte")
+        self.texts, self.bytes, self.tokenizer = 0, 0, tokenizer
+        self._files, self._progress, self._hash = files, progress or (lambda _: None), hashlib.sha256()
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for tokens, size in encoded_records(self._files, self.tokenizer):
+            self._hash.update(tokens.data)
+            self.texts, self.bytes = self.texts + 1, self.bytes + size
+            self._progress(size)
+            yield tokens
+
+    def digest(self, *further: Any) -> str:
+        """Return SHA-256 of the tokens so far and of further values."""
+        return _digest(self._hash, further)
+
+
+def _digest(hashed: Any, further: Iterable[Any]) -> str:
+    found = hashed.copy()
+    for value in further:
+        found.update(_BETWEEN + _BETWEEN + repr(value).encode())
+    return found.hexdigest()
 
 
 def encoded(pieces: Pieces, tokenizer: Tokenizer) -> Iterator[np.ndarray]:

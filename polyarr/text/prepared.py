@@ -18,10 +18,21 @@ import numpy as np
 from polyarr.files import HeldFile, read_regular
 from polyarr.saving.atomic import alone_in, write_whole, written_whole
 from polyarr.schema import in_one_line, parsed_json
-from polyarr.text.corpus import VALIDATION, Corpus, Counted, char_tokenizer_of, dtype_for, encoded, validation_start
+from polyarr.text.corpus import (
+    VALIDATION,
+    Corpus,
+    Counted,
+    CountedRecords,
+    char_tokenizer_of,
+    dtype_for,
+    encoded,
+    first_held_out,
+    validation_start,
+)
+from polyarr.text.records import are_records
 from polyarr.text.sources import FIELD, read_pieces
 from polyarr.text.tokenizer import MAX_TOKENIZER, Tokenizer, load_tokenizer
-from polyarr.text.tokens import TokenFile
+from polyarr.text.tokens import RECORDS, TokenFile
 from polyarr.version import __version__
 
 FORMAT = "1"
@@ -67,10 +78,10 @@ def prepare(
     The folder is created, or its tokens are replaced once all new ones are written.
 
     Args:
-        files: Text files, or JSON lines (.jsonl, .ndjson) with one text per line.
+        files: Text files, or JSON lines (.jsonl, .ndjson) with one text or one record per line, as in Corpus.of_files.
         folder: The folder.
         tokenizer: The tokenizer; None: one token per character, which takes a second pass over the files.
-        validation: Share of the tokens, at the end, for validation; between 0 and 1.
+        validation: Share of the tokens or the records, at the end, for validation; between 0 and 1.
         field: Key of the text in JSON lines.
         progress: Function that is called with the number of further bytes of text that were read.
 
@@ -79,18 +90,24 @@ def prepare(
 
     Raises:
         OSError: A file cannot be read, the folder cannot be written to, or another process writes to it.
-        ValueError: A file is empty, not UTF-8 or not JSON lines with this field, has unknown characters, there are too
-            few tokens, or `validation` is out of range.
+        ValueError: A file is empty, not UTF-8 or not JSON lines with this field, has unknown characters, a record is
+            not valid, there are too few tokens, or `validation` is out of range.
     """
     if not 0 < validation < 1:
         raise ValueError(f"prepare: validation is {validation}; it must be between 0 and 1")
-    tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
+    source: Counted | CountedRecords
+    if are_records(files, field):
+        source = CountedRecords(files, tokenizer, progress)
+        tokenizer = source.tokenizer
+    else:
+        tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
+        source = Counted(read_pieces(files, field), progress)
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex[:16]
     try:
         with alone_in(folder, "preparation"):
-            manifest = _written(folder, name, Counted(read_pieces(files, field), progress), tokenizer, validation)
+            manifest = _written(folder, name, source, tokenizer, validation)
             manifest["sources"] = {"files": len(files), "first": [str(path) for path in files[:_NAMED]]}
             write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
             for path in (found for pattern in _OURS for found in folder.glob(pattern)):
@@ -105,21 +122,28 @@ def prepare(
     return manifest
 
 
-def _written(folder: Path, name: str, counted: Counted, tokenizer: Tokenizer, validation: float) -> dict[str, Any]:
+def _written(
+    folder: Path, name: str, source: Counted | CountedRecords, tokenizer: Tokenizer, validation: float
+) -> dict[str, Any]:
     """Write the tokens and the tokenizer, and return the manifest."""
     tokens, described = folder / f"tokens-{name}.bin", folder / f"tokenizer-{name}.json"
-    checksum, count, dtype = hashlib.sha256(), 0, dtype_for(tokenizer)
+    of_records = isinstance(source, CountedRecords)
+    checksum, count, dtype = hashlib.sha256(), 0, RECORDS if of_records else dtype_for(tokenizer)
     with written_whole(tokens) as file:
-        for part in encoded(counted, tokenizer):
+        for part in source if of_records else encoded(source, tokenizer):
             count += len(part)
             checksum.update(part.data)
             file.write(part.data)
-    first = validation_start(TokenFile(HeldFile(tokens), dtype, tokenizer.vocab_size), validation, tokenizer.end)
+    written = TokenFile(HeldFile(tokens), dtype, 2**32 if of_records else tokenizer.vocab_size)
+    if of_records:
+        first = first_held_out(written, validation)
+    else:
+        first = validation_start(written, validation, tokenizer.end)
     if not 0 < first < count - 1:
         raise ValueError(f"prepare: {count} {tokenizer.unit}; there must be some to train on and some to validate with")
     text = json.dumps(tokenizer.to_dict()).encode()
     write_whole(described, text)
-    further = (*tokenizer.begin, *([] if validation == VALIDATION else [validation]))
+    further = (*(() if of_records else tokenizer.begin), *([] if validation == VALIDATION else [validation]))
     return {
         "format": FORMAT,
         "polyarr": __version__,
@@ -129,9 +153,10 @@ def _written(folder: Path, name: str, counted: Counted, tokenizer: Tokenizer, va
             "vocab_size": tokenizer.vocab_size,
             "sha256": hashlib.sha256(text).hexdigest(),
         },
-        "texts": counted.texts,
-        "bytes": counted.bytes,
-        "digest": counted.digest(*further),
+        **({"records": True} if of_records else {}),
+        "texts": source.texts,
+        "bytes": source.bytes,
+        "digest": source.digest(*further),
         "validation": {"part": validation, "first": first},
     }
 
@@ -167,7 +192,7 @@ def open_prepared(folder: Path, *, check: bool = False) -> Corpus:
         RuntimeError: The library that the tokenizer needs is missing.
     """
     manifest = read_manifest(folder)
-    said, first = manifest["tokens"], manifest["validation"]["first"]
+    said, first, of_records = manifest["tokens"], manifest["validation"]["first"], manifest.get("records", False)
     try:
         tokens = HeldFile(folder / said["file"])
         name, size = tokens.path.name, tokens.size
@@ -176,11 +201,15 @@ def open_prepared(folder: Path, *, check: bool = False) -> Corpus:
         if (check or size <= CHECKED) and tokens.sha256() != said["sha256"]:
             raise ValueError(f"{name} does not hold the tokens that were written: its checksum is another")
         tokenizer = _tokenizer(folder, manifest["tokenizer"])
-        if dtype_for(tokenizer).name != said["dtype"] or not first < said["count"] - 1:
+        dtype = RECORDS if of_records else dtype_for(tokenizer)
+        if dtype.name != said["dtype"] or not first < said["count"] - 1:
             raise ValueError(f"{MANIFEST} does not agree with itself")
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(f"{folder}: damaged; prepare it again: {in_one_line(error)}") from error
-    found, begin = TokenFile(tokens, dtype_for(tokenizer), tokenizer.vocab_size, said["sha256"]), tokenizer.begin
+    if of_records:
+        found = TokenFile(tokens, dtype, 2**32, said["sha256"])
+        return Corpus.parted(tokenizer, found, manifest["digest"], first, are_records=True)
+    found, begin = TokenFile(tokens, dtype, tokenizer.vocab_size, said["sha256"]), tokenizer.begin
     if tuple(found[: len(begin)].tolist()) != begin:  # an earlier polyarr wrote it
         names = "".join(map(tokenizer.token, begin))
         raise ValueError(f"{folder}: its texts lack {names}, which its tokenizer puts before each; prepare it again")

@@ -6,9 +6,10 @@ import glob
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from polyarr.files import check_regular, open_regular
 from polyarr.schema import in_one_line
@@ -20,6 +21,7 @@ _MAX_SEARCH = 2**20  # characters that are searched for a good place to cut
 _MAX_LINE = 2**28  # bytes of a JSON line
 _LINES = (".jsonl", ".ndjson")
 _BOM = codecs.BOM_UTF8
+T = TypeVar("T")
 # A blank or line end between two letters: every byte-level BPE begins a new token there.
 _BETWEEN = re.compile(r"(?<=[^\W\d_])[ \n](?=[^\W\d_])")
 
@@ -86,8 +88,8 @@ def read_pieces(files: Sequence[Path], field: str = FIELD) -> Iterator[str | Non
         ValueError: A file is empty, not UTF-8, or not JSON lines with such a field.
     """
     for path in files:
-        if path.suffix.lower() in _LINES:
-            for text in _lines(path, field):
+        if is_json_lines(path):
+            for text in read_lines(path, partial(_field, field=field)):
                 yield from _cut([text])
                 yield None
         else:
@@ -155,21 +157,36 @@ def _cut_position(text: str) -> int:
     return max(text.rfind("\n"), text.rfind(" "), 0) or len(text)
 
 
-def _lines(path: Path, field: str) -> Iterator[str]:
+def is_json_lines(path: Path) -> bool:
+    """Return whether a file has JSON lines, by its name."""
+    return path.suffix.lower() in _LINES
+
+
+def read_lines(path: Path, read: Callable[[Any], T]) -> Iterator[T]:
+    """Yield the result of `read` for the value in each of a file's JSON lines that is not blank.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: A line is too long or not JSON, or `read` raised one; the error names the line.
+    """
     with open_regular(path) as file:
         for number, line in enumerate(iter(partial(file.readline, _MAX_LINE + 1), b""), 1):
             if line.strip():
                 try:
-                    yield _field(line, field)
+                    found = read(_value(line))
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}: line {number}: {in_one_line(error)}") from error
+                yield found
 
 
-def _field(line: bytes, field: str) -> str:
-    """Return the text in a JSON line."""
+def _value(line: bytes) -> Any:
     if len(line) > _MAX_LINE:
         raise ValueError(f"it is longer than {_MAX_LINE:,} bytes")
-    found = json.loads(line)
+    return json.loads(line)
+
+
+def _field(found: Any, field: str) -> str:
+    """Return the text in the value of a JSON line."""
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"it must be a JSON object with a text as {field!r}")

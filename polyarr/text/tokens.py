@@ -1,4 +1,4 @@
-"""Token files: windows of tokens are read from disk on demand."""
+"""Tokens in memory or in files, of texts or of records, of which batches are read on demand."""
 
 from typing import Any, Self
 
@@ -74,16 +74,105 @@ class TokenFile:
         return found
 
 
-Tokens = np.ndarray | TokenFile
+# Bits that a token of a record has besides its number.
+LEARNED, FIRST = np.uint32(1 << 31), np.uint32(1 << 30)
+RECORDS = np.dtype("<u4")  # dtype of these tokens
+IGNORED = -100  # target that no loss is computed for, the default ignore_index of the losses
+_SCANNED = 2**22  # tokens that are scanned at once
+
+
+class Records:
+    """Records for training, such as conversations: their tokens, and which of them are learned.
+
+    A batch has one record in each row, from the left. Records do not share a row, so no attention mask is needed: in
+    causal attention, nothing attends to the padding after a record.
+
+    Args:
+        tokens: Tokens of all records, as uint32 with the bits FIRST and LEARNED.
+        starts: Positions at which the records begin, (R,).
+        ends: Positions after their last tokens, (R,).
+        learned_at: Positions of the first learned token of each, (R,).
+        left_out: Number of records that `fitting` left out.
+    """
+
+    def __init__(
+        self,
+        tokens: "np.ndarray | TokenFile",
+        starts: np.ndarray,
+        ends: np.ndarray,
+        learned_at: np.ndarray,
+        left_out: int = 0,
+    ) -> None:
+        self._tokens, self.starts, self._ends, self._learned_at = tokens, starts, ends, learned_at
+        self.left_out = left_out
+
+    @classmethod
+    def of(cls, tokens: "np.ndarray | TokenFile") -> Self:
+        """Return the records of tokens with the bits FIRST and LEARNED; they are found by a scan."""
+        starts, learned, before = [], [], False
+        for at in range(0, len(tokens), _SCANNED):
+            some = tokens[at : at + _SCANNED]
+            marks = np.concatenate([[before], (some & LEARNED) > 0])
+            starts.append(at + np.flatnonzero(some & FIRST))
+            learned.append(at + np.flatnonzero(marks[1:] & ~marks[:-1]))  # where learned tokens begin
+            before = bool(marks[-1])
+        begun, at_learned = np.concatenate(starts), np.append(np.concatenate(learned), len(tokens))
+        return cls(
+            tokens, begun, np.append(begun[1:], len(tokens)), at_learned[np.searchsorted(at_learned, begun)]
+        )
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def fitting(self, length: int) -> "Records":
+        """Return the records that have a learned token among their first length + 1; the others teach nothing."""
+        fits = self._learned_at < np.minimum(self._ends, self.starts + length + 1)
+        kept = (positions[fits] for positions in (self.starts, self._ends, self._learned_at))
+        return Records(self._tokens, *kept, self.left_out + int((~fits).sum()))
+
+    def truncated(self, length: int) -> tuple[int, int]:
+        """Return the number of records with more than length + 1 tokens, and the number of tokens beyond these."""
+        beyond = self._ends - self.starts - (length + 1)
+        return int((beyond > 0).sum()), int(beyond[beyond > 0].sum())
+
+    def record(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a record, (T,) int32, and which of them are learned, (T,) bool."""
+        found = self._tokens[int(self.starts[number]) : int(self._ends[number])]
+        return (found & ~(LEARNED | FIRST)).astype(np.int32), (found & LEARNED) > 0
+
+    def rows(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Return inputs and targets of records, (N, 2, length) int32, cut after length + 1 tokens.
+
+        Targets are the inputs that are shifted by one token; those that are not learned, and padding, are IGNORED.
+        """
+        found = np.zeros((len(numbers), 2, length), np.int32)
+        found[:, 1] = IGNORED
+        for row, number in zip(found, numbers.tolist(), strict=True):
+            tokens, is_learned = (part[: length + 1] for part in self.record(number))
+            row[0, : len(tokens) - 1] = tokens[:-1]
+            row[1, : len(tokens) - 1] = np.where(is_learned[1:], tokens[1:], IGNORED)
+        return found
+
+    def check_unchanged(self) -> None:
+        """Raise ValueError if another program wrote to the file of the tokens since it was opened."""
+        if isinstance(self._tokens, TokenFile):
+            self._tokens.check_unchanged()
+
+
+Tokens = np.ndarray | TokenFile | Records
 
 
 def windows_of(tokens: Tokens, starts: np.ndarray, length: int) -> np.ndarray:
     """Return windows of tokens in memory or in a file, (N, length) int32, that begin at the positions `starts` (N,).
 
+    Of Records, `starts` are their numbers, and the result is that of `rows`: (N, 2, length - 1).
+
     Raises:
         ValueError: The file was shortened, or holds a number that is not a token.
         OSError: The file cannot be read.
     """
+    if isinstance(tokens, Records):
+        return tokens.rows(starts, length - 1)
     if isinstance(tokens, TokenFile):
         return tokens.windows(starts, length)
     return tokens[starts[:, None] + np.arange(length)].astype(np.int32)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from polyarr.text import Corpus
-from polyarr.text.tokens import Tokens, windows_of
+from polyarr.text.tokens import IGNORED, Records, Tokens, windows_of
 
 PREFETCHED_STEPS = 2  # number of steps whose windows are prefetched
 _ROUNDS = 6
@@ -33,6 +33,12 @@ def check_length(source: str, corpus: Corpus, length: int) -> None:
         >>> from polyarr.training import check_length
         >>> check_length("rhyme", Corpus.of_text("to be or not to be"), 8)
     """
+    if isinstance(corpus.train, Records):
+        try:
+            corpus.fitting(length)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+        return
     train, validation = len(corpus.train), len(corpus.validation)
     if train <= length or validation < 2:
         raise ValueError(
@@ -50,14 +56,15 @@ def shuffled_windows(tokens: Tokens, length: int, count: int, seed: int, draw: i
     of n draws r, n + r, 2n + r and so on; then n processes together draw the windows that one process would draw.
 
     Args:
-        tokens: The tokens.
+        tokens: The tokens. Of Records, each is a window, which is padded to the length or cut.
         length: Number of inputs per window.
         count: Number of windows.
         seed: Seed of the shuffling.
         draw: Number of the draw, from 0.
 
     Returns:
-        Windows (count, length + 1): inputs are all but the last column, targets all but the first.
+        Windows (count, length + 1): inputs are all but the last column, targets all but the first. Of Records, inputs
+        and targets (count, 2, length).
 
     Examples:
         >>> import numpy as np
@@ -65,14 +72,17 @@ def shuffled_windows(tokens: Tokens, length: int, count: int, seed: int, draw: i
         >>> shuffled_windows(np.arange(100), length=4, count=2, seed=0, draw=0).shape
         (2, 5)
     """
-    windows = max((len(tokens) - 1) // length - 1, 1)  # one less than would fit, so that the cuts can shift
-    room = len(tokens) - 1 - windows * length
+    if isinstance(tokens, Records):
+        windows, distance, room = len(tokens), 1, 0
+    else:
+        windows = max((len(tokens) - 1) // length - 1, 1)  # one less than would fit, so that the cuts can shift
+        distance, room = length, len(tokens) - 1 - windows * length
     numbers = np.arange(draw * count, (draw + 1) * count)
     starts = np.empty(count, np.int64)
     for epoch in np.unique(numbers // windows):
         now = numbers // windows == epoch
         *keys, shift = np.random.default_rng((seed, int(epoch))).integers(2**63, size=_ROUNDS + 1, dtype=np.uint64)
-        starts[now] = _shuffled(numbers[now] % windows, windows, keys) * length + int(shift) % (room + 1)
+        starts[now] = _shuffled(numbers[now] % windows, windows, keys) * distance + int(shift) % (room + 1)
     return windows_of(tokens, starts, length + 1)
 
 
@@ -128,7 +138,8 @@ def evaluation_windows(
     """Yield batches of windows that do not overlap, (B, length + 1) int32: all of them, or `limit` at equal distances.
 
     Args:
-        tokens: The tokens. If there are fewer than length + 1, they are one shorter window.
+        tokens: The tokens. If there are fewer than length + 1, they are one shorter window. Of Records, each is a
+            window, and the batches are inputs and targets (B, 2, length).
         length: Number of inputs per window.
         batch_size: Largest number of windows per batch.
         limit: Number of windows in total; None: all.
@@ -139,9 +150,17 @@ def evaluation_windows(
         >>> [windows.shape for windows in evaluation_windows(np.arange(100), length=10, batch_size=4)]
         [(4, 11), (4, 11), (1, 11)]
     """
-    length = min(length, len(tokens) - 1)
-    starts = np.arange(0, len(tokens) - length, length)
+    if isinstance(tokens, Records):
+        starts = np.arange(len(tokens))
+    else:
+        length = min(length, len(tokens) - 1)
+        starts = np.arange(0, len(tokens) - length, length)
     if limit is not None and limit < len(starts):
         starts = starts[np.linspace(0, len(starts) - 1, limit).round().astype(np.int64)]
     for i in range(0, len(starts), batch_size):
         yield windows_of(tokens, starts[i : i + batch_size], length + 1)
+
+
+def predicted(windows: np.ndarray) -> int:
+    """Return the number of tokens of a batch that are predicted: all but the first of each window, or the learned."""
+    return windows[:, 1:].size if windows.ndim == 2 else int((windows[:, 1] != IGNORED).sum())

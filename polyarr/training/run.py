@@ -17,13 +17,16 @@ from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
 from polyarr.text import Corpus, Tokenizer, same_tokens
-from polyarr.text.tokens import TokenFile, Tokens
+from polyarr.text.chat import Part
+from polyarr.text.records import shown_record
+from polyarr.text.tokens import Records, Tokens
 from polyarr.training.checkpoint import Checkpoint
 from polyarr.training.data import shuffled_windows
 from polyarr.training.ranks import ALONE, split_step
 from polyarr.training.recipes import Recipe
 from polyarr.version import __version__
 
+_SAMPLE = 1000  # tokens of a record that a checkpoint shows
 _MAY_DIFFER = ("context_length", "drop_rate")  # settings that fine-tuning may change
 
 
@@ -112,7 +115,7 @@ class Run:
 
     def check_unchanged(self) -> None:
         """Raise ValueError if the file of the tokens was changed since it was opened."""
-        if isinstance(self.tokens, TokenFile):
+        if not isinstance(self.tokens, np.ndarray):
             self.tokens.check_unchanged()  # the validation tokens are in the same file
 
 
@@ -158,6 +161,7 @@ def new_run(
     for name, value, kind in (("corpus", corpus, Corpus), ("recipe", recipe, Recipe)):
         if not isinstance(value, kind):
             raise TypeError(f"new_run: {name} is {described(value)}; it must be a {kind.__name__}")
+    corpus = corpus.fitting(recipe.length)
     split_step(recipe, world.size)
     initial = _initial_state(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
@@ -235,6 +239,7 @@ def resumed_run(
     corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
     if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
+    corpus = corpus.fitting(recipe.length)
     split_step(recipe, world.size)
     info, own = saved.info, {"data": data, "text": corpus.digest, "is_drawn": False, "world": world}
     named = {"preset": info["preset"], "id": info["run"], "base": info.get("base"), **own}
@@ -284,9 +289,16 @@ def checkpoint_of(run: Run, val_loss: float | None) -> Checkpoint:
         "random_state": random.get_state(),
         "history": run.history,
         "curve": run.curve,
+        **({"record": _sample(run.tokens, run)} if isinstance(run.tokens, Records) else {}),
         "versions": {"polyarr": __version__, "python": platform.python_version(), "numpy": np.__version__},
     }
     return Checkpoint(run.model, run.tokenizer, run.state, info)
+
+
+def _sample(records: Records, run: Run) -> list[Part]:
+    """Return the beginning of the first record as text in parts, each with whether it is learned."""
+    tokens, is_learned = (part[: min(run.recipe.length + 1, _SAMPLE)] for part in records.record(0))
+    return shown_record(tokens, is_learned, run.tokenizer)
 
 
 def perplexity(loss: float) -> float:

@@ -12,7 +12,7 @@ from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import accumulate, loss_scale
 from polyarr.text.tokens import Tokens
-from polyarr.training.data import evaluation_windows
+from polyarr.training.data import evaluation_windows, predicted
 from polyarr.training.ranks import ALONE, all_gather
 from polyarr.training.recipes import Recipe
 
@@ -87,7 +87,12 @@ def in_compute_dtype(recipe: Recipe, model: LanguageModel) -> LanguageModel:
 
 
 def loss_of(model: LanguageModel, windows: Array, reduction: str = "mean") -> Array:
-    """Return the cross-entropy of predicting each token of windows (B, T + 1) from those before it."""
+    """Return the cross-entropy of predicting each token of windows (B, T + 1) from those before it.
+
+    Windows of Records are inputs and targets (B, 2, T), and the mean is that of the targets that are learned.
+    """
+    if len(windows.shape) == 3:
+        return model.loss(windows[:, 0], windows[:, 1], reduction=reduction)
     return model.loss(windows[:, :-1], windows[:, 1:], reduction=reduction)
 
 
@@ -109,7 +114,7 @@ def evaluation_loss(
 
     Args:
         model: The model.
-        tokens: The text's tokens, as an array or a TokenFile.
+        tokens: The text's tokens, as an array or a TokenFile; of Records, only learned tokens count.
         batch_size: Number of windows per batch.
         limit: Number of windows; None: all of the text.
         length: Number of tokens per window; None: the model's context_length.
@@ -130,6 +135,6 @@ def evaluation_loss(
     for windows in islice(batches, world.rank, None, world.size):
         part = loss_in_all(model, creation.asarray(windows))
         total = part if total is None else total + part
-        count += windows[:, 1:].size
+        count += predicted(windows)
     parts = all_gather(world, [float(0.0 if total is None else total), count])
     return sum(part for part, _ in parts) / sum(size for _, size in parts)
