@@ -1,5 +1,6 @@
 """One training step and one evaluation, as functions that can be compiled."""
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -8,10 +9,11 @@ from polyarr import creation, ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
+from polyarr.core.spec import float32
 from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import accumulate, loss_scale
-from polyarr.text.tokens import Tokens
+from polyarr.text.tokens import IGNORED, Tokens
 from polyarr.training.data import evaluation_windows, predicted
 from polyarr.training.ranks import ALONE, all_gather
 from polyarr.training.recipes import Recipe
@@ -65,18 +67,30 @@ def step_of(
 def gradients(
     recipe: Recipe, model: LanguageModel, batches: list[Array], scale: Array | None = None, wire: str | None = None
 ) -> tuple[Array, LanguageModel]:
-    """Return the mean loss of batches and its gradient, both multiplied by `scale`; `wire` is the gradient's dtype."""
+    """Return the mean loss of batches and its gradient, both multiplied by `scale`; `wire` is the gradient's dtype.
 
-    def scaled(model: LanguageModel, windows: Array) -> Array:
-        loss = loss_of(model, windows)
-        return loss if scale is None else loss * scale
+    Batches of Records count by their learned tokens, as if they were one batch.
+    """
+
+    def scaled(model: LanguageModel, windows: Array, share: Array | None = None) -> Array:
+        factors = [factor for factor in (scale, share) if factor is not None]
+        return math.prod(factors, start=loss_of(model, windows))
 
     with use_matmul_precision(recipe.precision):
         if wire == recipe.dtype and len(batches) == 1:  # without accumulation, float32 gradients are not needed
             return value_and_grad(scaled)(in_compute_dtype(recipe, model), *batches)
-        batched = [(windows,) for windows in batches]
-        loss, grads = accumulate(lambda m, windows: scaled(in_compute_dtype(recipe, m), windows), model, batched)
+        batched = [*zip(batches, _shares(batches), strict=True)]
+        loss, grads = accumulate(lambda m, *batch: scaled(in_compute_dtype(recipe, m), *batch), model, batched)
         return loss, grads if wire is None else grads.astype(wire)
+
+
+def _shares(batches: list[Array]) -> list[Array | None]:
+    """Return by how much the mean loss of each batch counts, 1 on average; None for 1."""
+    if len(batches) == 1 or len(batches[0].shape) == 2:
+        return [None] * len(batches)
+    counts = [ops.sum(ops.astype(batch[:, 1] != IGNORED, dtype=float32)) for batch in batches]
+    total = sum(counts[1:], start=counts[0])
+    return [count * len(batches) / total for count in counts]
 
 
 def in_compute_dtype(recipe: Recipe, model: LanguageModel) -> LanguageModel:

@@ -11,7 +11,7 @@ from polyarr.text import ChatTemplate, Corpus, SubwordTokenizer, byte_tokenizer,
 from polyarr.text.records import are_records, shown_record
 from polyarr.text.tokens import IGNORED, Records, windows_of
 from polyarr.training import Recipe, evaluation_loss, new_run, shuffled_windows
-from polyarr.training.steps import loss_of
+from polyarr.training.steps import gradients, loss_of
 
 pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
@@ -190,6 +190,20 @@ def test_the_loss_is_the_mean_of_learned_tokens(tmp_path):
         value = evaluation_loss(model, records, 4)
         each = [float(loss_of(model, pa.asarray(records.rows(np.array([n]), 24)))) for n in range(18)]
         assert value == pytest.approx(np.average(each, weights=[2, *[3] * 17]), rel=1e-5)  # the first has no prompt
+
+
+def test_parts_of_a_step_count_by_their_learned_tokens(tmp_path, backend):
+    """Gradients accumulated over two parts are those of one batch; the parts have 2 and 6 learned tokens."""
+    corpus = many(tmp_path).fitting(24)
+    recipe = Recipe(MODEL, batch_size=3, steps=2, lr=1e-3, min_lr=1e-4, warmup=1)
+    settings = {name: value for name, value in MODEL.items() if name != "family"}
+    model = LlamaModel({**settings, "vocab_size": 257})
+    rows = pa.asarray(corpus.train.rows(np.array([0, 2, 9]), 24))
+    for scale in (None, pa.asarray(4.0)):
+        whole, parted = (gradients(recipe, model, parts, scale) for parts in ([rows], [rows[:1], rows[1:]]))
+        assert float(parted[0]) == pytest.approx(float(whole[0]), rel=1e-6)
+        for a, b in zip(pa.tree.leaves(parted[1]), pa.tree.leaves(whole[1]), strict=True):
+            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_a_run_leaves_out_what_has_nothing_to_learn(tmp_path):
