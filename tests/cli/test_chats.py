@@ -1,13 +1,18 @@
-"""Fine-tuning on conversations from the command line: its documentation page, what is cut, errors in one line."""
+"""Conversations on the command line: training on them, `polyarr chat`, prompts from files, errors in one line."""
 
+import io
 import json
+import signal
+import sys
 
 import pytest
 
 import polyarr as pa
 from polyarr.cli import main
-from polyarr.models import LlamaModel, save_pretrained
-from polyarr.text import byte_tokenizer
+from polyarr.models import LlamaModel, Writer, load_pretrained, save_pretrained
+from polyarr.models.conversation import Conversation
+from polyarr.text import byte_tokenizer, load_tokenizer
+from polyarr.text.sandbox import SandboxedTokenizer
 from tests.helpers.pages import follow
 from tests.helpers.root import ROOT
 
@@ -83,3 +88,87 @@ def test_a_bad_record_is_an_error_of_one_line(folder, capsys, line, error):
     assert err.count("\n") == 1
     code, out, err = run(capsys, "prepare", "chats.jsonl", "--tokenizer", "smol", "--out", "out")
     assert code == 1 and error in err and not (folder / "out").exists()
+
+
+def said(monkeypatch, text):
+    """Let standard input be a text."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), "utf-8"))
+
+
+GREEDY = ("--backend", "numpy", "--tokens", 12, "--temperature", 0)
+
+
+def test_a_chat_has_a_history(folder, capsys, monkeypatch):
+    said(monkeypatch, b"a\n\nb\n/reset\na\n/exit\nc\n")
+    code, out, err = run(capsys, "chat", "smol", *GREEDY, "--system", "s")
+    with pa.use_backend("numpy"):
+        tokenizer = load_tokenizer("smol")
+        writer = Writer(load_pretrained("smol"), tokenizer)
+        start = "<system>s</s><user>a</s><assistant>"
+        first, second = [], []
+        for found, before in ((first, start), (second, None)):
+            text = before or f"{start}{first[0]}</s><user>b</s><assistant>"
+            found += [one.text for one in writer.complete([tokenizer.encode(text).tolist()], 12, temperature=0)]
+    assert code == 0 and not err and out == f"{first[0]}\n{second[0]}\n{first[0]}\n"
+
+
+def test_the_oldest_turns_are_dropped_but_not_the_system_prompt(folder):
+    with pa.use_backend("numpy"), SandboxedTokenizer(load_tokenizer("smol")) as tokenizer:
+        chat = Conversation(Writer(load_pretrained("smol"), tokenizer), "s" * 9)
+        for n in range(6):
+            list(chat.answer(str(n) * 60, 10, temperature=0))
+            kept = [message["content"] for message in chat.messages if message["role"] == "user"]
+            assert kept == [str(m) * 60 for m in range(max(0, n - len(kept) + 1), n + 1)]
+            assert chat.messages[0] == {"role": "system", "content": "s" * 9}
+        assert 1 <= len(kept) < 4 and chat.dropped == 2
+        before = chat.messages
+        with pytest.raises(ValueError, match="it may have 246 of the model's context of 256"):
+            list(chat.answer("x" * 250, 10))
+        assert chat.messages == before
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(folder, capsys, monkeypatch):
+    said(monkeypatch, b"a\nb\n")
+    texts = []
+
+    def interrupted(text):
+        texts.append(text)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("polyarr.cli.chat.print_text", interrupted)
+    code, out, err = run(capsys, "chat", "smol", *GREEDY)
+    assert (code, out, err, len(texts)) == (0, "\n\n", "", 2)
+
+
+def test_generate_answers_and_reads_prompts_from_files(folder, capsys, monkeypatch):
+    said(monkeypatch, b"a\n")
+    _, talked, _ = run(capsys, "chat", "smol", *GREEDY)
+    assert run(capsys, "generate", "smol", "--chat", "--prompt", "a", *GREEDY) == (0, talked, "")
+    (folder / "prompt.txt").write_bytes(b"a b\n")
+    _, wanted, _ = run(capsys, "generate", "smol", "--prompt", "a b", *GREEDY)
+    assert run(capsys, "generate", "smol", "--prompt-file", "prompt.txt", *GREEDY) == (0, wanted, "")
+    said(monkeypatch, b"a b\n")
+    assert run(capsys, "generate", "smol", "--prompt-file", "-", *GREEDY) == (0, wanted, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "code", "error"),
+    [
+        (("chat", "plain"), b"", 1, "plain: this model has no chat template"),
+        (("chat", "smol"), b"\xff\n", 1, "standard input: 'utf-8' codec can't decode byte 0xff"),
+        (("chat", "smol"), b"x" * 250, 1, "the message has 271 tokens or more"),
+        (("generate", "plain", "--chat", "--prompt", "a"), b"", 1, "plain: this model has no chat template"),
+        (("generate", "smol", "--chat"), b"", 2, "--chat answers a message"),
+        (("generate", "smol", "--prompt-file", "-"), b"\xff", 1, "standard input: not UTF-8, byte 0xff at position 0"),
+        (("generate", "smol", "--prompt-file", "-"), b"\n", 2, "Invalid value for '--prompt-file': it is empty"),
+        (("generate", "smol", "--prompt-file", "none"), b"", 1, "none: No such file"),
+        (("generate", "smol", "--prompt-file", "a", "--prompt", "a"), b"", 2, "--prompt-file are both given"),
+    ],
+)
+def test_errors_of_chats_and_prompts_are_one_line(folder, capsys, monkeypatch, command, given, code, error):
+    with pa.use_backend("numpy"):
+        save_pretrained(folder / "plain", LlamaModel(LLAMA))
+    (folder / "plain" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    said(monkeypatch, given)
+    found, out, err = run(capsys, *command, "--backend", "numpy")
+    assert found == code and not out and error in err and err.count("\n") == 1

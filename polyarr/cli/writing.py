@@ -1,0 +1,72 @@
+"""Options and functions of commands that write text with a model."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from polyarr.cli.starting import loaded
+from polyarr.cli.train import choose_backend
+from polyarr.models import Writer
+from polyarr.nn import merge_lora
+from polyarr.text.sandbox import SandboxedTokenizer
+
+F = TypeVar("F", bound=Callable[..., Any])
+_OPTIONS = (
+    click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this string; may be repeated."),
+    click.option("--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: greedy."),
+    click.option("--top-k", type=click.IntRange(min=1), help="Sample from the K most likely tokens."),
+    click.option(
+        "--top-p", type=click.FloatRange(0, 1, min_open=True),
+        help="Sample from the most likely tokens whose probabilities add up to P.",
+    ),
+    click.option(
+        "--min-p", type=click.FloatRange(0, 1), help="Sample from tokens at least P times as likely as the most likely."
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=click.FloatRange(min=0, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Above 1: tokens that are in the text become less likely.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text."),
+    click.option("--int8", is_flag=True, help="Use int8 weights: faster if memory bandwidth is the limit."),
+    click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
+    click.option(
+        "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True,
+        help="Checkpoint to load.",
+    ),
+)
+
+
+def writing_options(command: F) -> F:
+    """Add the options of sampling, and those of the model, to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_stops(stop: tuple[str, ...]) -> None:
+    """Raise BadParameter if a stop string is empty."""
+    if "" in stop:
+        raise click.BadParameter("it is empty; give at least one character.", param_hint="'--stop'")
+
+
+@contextlib.contextmanager
+def open_writer(
+    folder: Path, checkpoint: str, backend: str | None, int8: bool, is_chat: bool = False
+) -> Iterator[Writer]:
+    """Load a model and its tokenizer, whose programs run in worker processes until the block ends.
+
+    Raises:
+        ValueError: A chat is asked for, and the model has no chat template.
+    """
+    choose_backend(backend)
+    model, tokenizer = loaded(folder, checkpoint)
+    if is_chat and tokenizer.chat is None:
+        raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
+    with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
+        yield Writer(model.quantised() if int8 else merge_lora(model), programs)
