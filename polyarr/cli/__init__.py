@@ -20,6 +20,7 @@ COMMANDS = {
     "train": ("polyarr.cli.train:command", "Train a language model on text."),
     "generate": ("polyarr.cli.generate:command", "Generate text with a trained model."),
     "chat": ("polyarr.cli.chat:command", "Talk with a model in the terminal."),
+    "evaluate": ("polyarr.cli.evaluate:command", "Score a model on texts: loss, perplexity, bits per byte."),
     "serve": ("polyarr.cli.serve:command", "Serve a model over HTTP, in the format of the OpenAI API."),
     "prepare": ("polyarr.cli.prepare:command", "Tokenize texts into a folder, once for many runs."),
     "tokenizer": ("polyarr.cli.tokenizer:command", "Train a tokenizer on texts, or show one."),

@@ -81,6 +81,11 @@ IGNORED = -100  # target that no loss is computed for, the default ignore_index 
 _SCANNED = 2**22  # tokens that are scanned at once
 
 
+def unmarked(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers (T,) int32 of tokens with the bits FIRST and LEARNED, and which are learned, (T,) bool."""
+    return (tokens & ~(LEARNED | FIRST)).astype(np.int32), (tokens & LEARNED) > 0
+
+
 class Records:
     """Records for training, such as conversations: their tokens, and which of them are learned.
 
@@ -137,8 +142,7 @@ class Records:
 
     def record(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a record, (T,) int32, and which of them are learned, (T,) bool."""
-        found = self._tokens[int(self.starts[number]) : int(self._ends[number])]
-        return (found & ~(LEARNED | FIRST)).astype(np.int32), (found & LEARNED) > 0
+        return unmarked(self._tokens[int(self.starts[number]) : int(self._ends[number])])
 
     def rows(self, numbers: np.ndarray, length: int) -> np.ndarray:
         """Return inputs and targets of records, (N, 2, length) int32, cut after length + 1 tokens.

@@ -261,7 +261,7 @@ def test_an_unknown_backend_is_one_line():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["nonsense"], "polyarr: no command called 'nonsense'; there are: train, generate, chat, serve, prepare"),
+        (["nonsense"], "polyarr: no command called 'nonsense'; there are: train, generate, chat, evaluate, serve"),
         (["--nonsense"], "polyarr: No such option"),
         (["backends", "--nonsense"], "polyarr backends: No such option"),
         (["backends", "extra"], "polyarr backends: Got unexpected extra argument"),
