@@ -44,12 +44,15 @@ def command(
 
 
 def _answer(chat: Conversation, line: str, tokens: int, options: dict[str, Any]) -> None:
-    """Print the answer to a message as it is made; Ctrl-C ends it, and what is there stays in the conversation."""
+    """Print the answer to a message as it is made; Ctrl-C ends it, and what is there stays in the conversation.
+
+    SIGTERM ends the answer and the program.
+    """
     with interruption() as interrupted, contextlib.closing(chat.answer(line, tokens, **options)) as answer:
         try:
             for text in answer:
                 print_text(text)
-                if interrupted() == signal.SIGINT:
+                if interrupted():
                     break
         except ValueError as error:  # the message does not fit, or the template refuses it
             if not sys.stdin.isatty():
