@@ -1,7 +1,7 @@
 """Model architectures, pretrained weights and text generation, on whichever backend is current."""
 
 from polyarr.models.adapters import load_adapters, save_adapters
-from polyarr.models.completion import Completion, Part, Writer
+from polyarr.models.completion import Completion, Part, TokenLogprob, Writer
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
 from polyarr.models.gpt import GPTConfig, GPTModel
@@ -28,6 +28,7 @@ __all__ = [
     "ResNetConfig",
     "ResNetModel",
     "Sampling",
+    "TokenLogprob",
     "Writer",
     "generate",
     "load_adapters",

@@ -1,4 +1,4 @@
-"""Text completion: a model with its tokenizer, stop strings, and the reason why a text ended."""
+"""Text completion: a model with its tokenizer, stop strings, log-probabilities, and the reason why a text ended."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -9,7 +9,8 @@ import numpy as np
 from polyarr import creation
 from polyarr.capture.compile import Compiled
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.generation import limit_to_context, next_token, stream
+from polyarr.models.generation import Sample, limit_to_context, next_token, sample
+from polyarr.ops.validation import whole
 from polyarr.text import Tokenizer
 
 # Compiled programs that are kept, one for each number of rows, capacity of caches and kind of sampling. Without a
@@ -17,20 +18,40 @@ from polyarr.text import Tokenizer
 MAX_PROGRAMS = 32
 
 
+class TokenLogprob(NamedTuple):
+    """Token with its log-probability, before any bias, penalty or temperature.
+
+    Attributes:
+        token: The token.
+        text: Its characters within a text; U+FFFD stands for bytes that are not whole characters.
+        logprob: Its log-probability, or None for the first token of a prompt.
+        top: The most likely tokens at its position, the most likely first: texts and log-probabilities.
+        offset: Number of characters of the new text before it; 0 for a token of a prompt.
+    """
+
+    token: int
+    text: str
+    logprob: float | None
+    top: tuple[tuple[str, float], ...]
+    offset: int
+
+
 class Part(NamedTuple):
-    """Piece of a text that one more token added.
+    """Piece of a text that one more token added, or the prompt before it.
 
     Attributes:
         row: Index of the prompt.
         text: Characters that became known; may be empty.
         tokens: Number of tokens of the text so far, including one that ended it.
         finish: None while the text goes on; "stop" after a stop string or an end token, "length" after max_new_tokens.
+        logprobs: The token, or those of the prompt, with their log-probabilities; () if these were not asked for.
     """
 
     row: int
     text: str
     tokens: int
     finish: str | None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Completion(NamedTuple):
@@ -40,11 +61,13 @@ class Completion(NamedTuple):
         text: The text.
         tokens: Number of its tokens, including one that ended it.
         finish: "stop" after a stop string or an end token, "length" after max_new_tokens.
+        logprobs: The tokens with their log-probabilities, those of the prompt first if `echo` is set.
     """
 
     text: str
     tokens: int
     finish: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Writer:
@@ -67,6 +90,7 @@ class Writer:
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, _next_token()
         self._size = min(tokenizer.vocab_size, model.config.vocab_size)
+        self._texts: dict[int, str] = {}
 
     def write(
         self,
@@ -77,6 +101,8 @@ class Writer:
         ends: Collection[int] | None = None,
         seed: int | Sequence[int] | None = None,
         stop_at_context: bool = False,
+        logprobs: int | None = None,
+        echo: bool = False,
         **sampling: Any,
     ) -> Iterator[Part]:
         """Yield the texts after prompts piece by piece: one Part for each token of each unfinished row.
@@ -89,15 +115,31 @@ class Writer:
             seed: Seed of the sampling. Row b has the seed `seed + b`, or the b-th one of a sequence, and is sampled as
                 if it were alone. None: numbers are drawn from polyarr.random.
             stop_at_context: Stop when the longest prompt and its text fill the context of the model.
-            **sampling: temperature, top_k, top_p, min_p and repetition_penalty; see Sampling.
+            logprobs: Number of the most likely tokens at each position whose log-probabilities are computed, besides
+                those of the sampled tokens; None: none are computed.
+            echo: Whether to yield first a Part for each prompt, with no text; with `logprobs` it has the
+                log-probabilities of the prompt's tokens, which come from one pass over the prompts.
+            **sampling: Parameters of Sampling, such as temperature and top_p.
 
         Yields:
             A Part for each token of each unfinished row.
 
         Raises:
+            ShapeError: The tokens of a prompt are to have log-probabilities, but do not fit into the model's context.
             ValueError: There is no prompt, a prompt is empty or has unknown tokens or characters, a stop string is
                 empty, or a parameter is out of range.
+
+        Examples:
+            >>> from polyarr.models import GPTModel, Writer
+            >>> from polyarr.text import CharTokenizer
+            >>> sizes = {"vocab_size": 3, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+            >>> writer = Writer(GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": False}), CharTokenizer("abc"))
+            >>> [part] = writer.write(["cab"], 0, logprobs=1, echo=True)  # scores the prompt
+            >>> [one.text for one in part.logprobs], part.logprobs[0].logprob, part.logprobs[1].logprob < 0
+            (['c', 'a', 'b'], None, True)
         """
+        if logprobs is not None and whole("Writer", "logprobs", logprobs) < 0:
+            raise ValueError(f"Writer: logprobs is {logprobs}; it must not be negative")
         encoded = [self._encoded(prompt) for prompt in prompts]
         if not encoded:
             raise ValueError("Writer: there is no prompt; give at least one")
@@ -110,7 +152,7 @@ class Writer:
             max_new_tokens = limit_to_context(self.model, max(map(len, encoded)), max_new_tokens)
         rows = [_Row(self.tokenizer, tokens, stop, ends, max_new_tokens) for tokens in encoded]
         tokens, padding = _padded(encoded)
-        drawn = stream(
+        drawn = sample(
             self.model,
             creation.asarray(tokens),
             max_new_tokens,
@@ -118,9 +160,11 @@ class Writer:
             seed=seed,
             vocab_size=self._size,
             step=self._step,
+            logprobs=None if logprobs is None else max(logprobs, 1),
+            echo=echo and logprobs is not None,
             **sampling,
         )
-        return _parts(rows, drawn)
+        return self._parts(rows, encoded, drawn, logprobs, echo)
 
     def complete(self, prompts: Sequence[str | Sequence[int]], max_new_tokens: int, **options: Any) -> list[Completion]:
         """Return the complete texts after prompts, one Completion for each.
@@ -133,11 +177,10 @@ class Writer:
         Raises:
             ValueError: As in `write`.
         """
-        texts, last = [""] * len(prompts), [Part(row, "", 0, "length") for row in range(len(prompts))]
+        parts = [[Part(row, "", 0, "length")] for row in range(len(prompts))]
         for part in self.write(prompts, max_new_tokens, **options):
-            texts[part.row] += part.text
-            last[part.row] = part
-        return [Completion(text, end.tokens, end.finish or "length") for text, end in zip(texts, last, strict=True)]
+            parts[part.row].append(part)
+        return [joined(each) for each in parts]
 
     def _encoded(self, prompt: str | Sequence[int]) -> np.ndarray:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
@@ -146,6 +189,59 @@ class Writer:
         if tokens.dtype.kind not in "iu" or tokens.min() < 0 or tokens.max() >= self._size:
             raise ValueError(f"Writer: a prompt's tokens must be integers from 0 to {self._size - 1}")
         return tokens.astype(np.int32)
+
+    def _parts(
+        self,
+        rows: "list[_Row]",
+        prompts: list[np.ndarray],
+        drawn: Iterator[Sample],
+        top: int | None,
+        echo: bool,
+    ) -> Iterator[Part]:
+        if echo and top is None:
+            yield from (Part(i, "", 0, row.finish) for i, row in enumerate(rows))
+        for tokens, found in drawn:  # (B, 1)
+            logprobs = found and [each.numpy() for each in found]
+            if tokens is None:
+                for i, prompt in enumerate(prompts):
+                    first, *others = prompt.tolist()
+                    scored = self._scored(others, logprobs, i, top) if others else ()
+                    yield Part(i, "", 0, rows[i].finish, (TokenLogprob(first, self._text(first), None, (), 0), *scored))
+                continue
+            for i, token in enumerate(tokens.numpy()[:, 0].tolist()):
+                if rows[i].finish is None:
+                    scored = () if top is None else self._scored([token], logprobs, i, top, rows[i].characters)
+                    text = rows[i].add(token)
+                    yield Part(i, text, rows[i].count, rows[i].finish, scored)
+            if all(row.finish for row in rows):
+                return
+
+    def _scored(
+        self, tokens: list[int], logprobs: Sequence[np.ndarray], row: int, top: int, offset: int = 0
+    ) -> tuple[TokenLogprob, ...]:
+        """Return the last tokens of a row with their log-probabilities, the arrays of a Logprobs."""
+        chosen, values, likely = (each[row, -len(tokens) :].tolist() for each in logprobs)
+        tops = [
+            tuple(zip(map(self._text, some[:top]), theirs[:top], strict=True))
+            for some, theirs in zip(likely, values, strict=True)
+        ]
+        return tuple(
+            TokenLogprob(token, self._text(token), own, first, offset)
+            for token, own, first in zip(tokens, chosen, tops, strict=True)
+        )
+
+    def _text(self, token: int) -> str:
+        """Return the characters of a token within a text: those that it adds after itself, so a first blank counts."""
+        if token not in self._texts:
+            before = self.tokenizer.decode([token])
+            self._texts[token] = self.tokenizer.decode([token, token])[len(before) :]
+        return self._texts[token]
+
+
+def joined(parts: Sequence[Part]) -> Completion:
+    """Return the text that the parts of one row, at least one, make up."""
+    text, logprobs = "".join(part.text for part in parts), tuple(one for part in parts for one in part.logprobs)
+    return Completion(text, parts[-1].tokens, parts[-1].finish or "length", logprobs)
 
 
 def _next_token() -> Compiled:
@@ -163,23 +259,19 @@ def _padded(prompts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(rows), padding
 
 
-def _parts(rows: "list[_Row]", drawn: Iterator[Any]) -> Iterator[Part]:
-    for tokens in drawn:  # (B, 1)
-        for i, token in enumerate(tokens.numpy()[:, 0].tolist()):
-            if rows[i].finish is None:
-                text = rows[i].add(token)
-                yield Part(i, text, rows[i].count, rows[i].finish)
-        if all(row.finish for row in rows):
-            return
-
-
 class _Row:
-    """Text of one row: characters that are known, the possible start of a stop string, and why the text ended."""
+    """Text of one row: characters that are known, the possible start of a stop string, and why the text ended.
+
+    Attributes:
+        count: Number of tokens so far.
+        characters: Number of characters so far, including those that are not yet known to belong to the text.
+        finish: As in Part.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt: np.ndarray, stop: Sequence[str], ends: Collection[int], most: int
     ) -> None:
-        self.count, self.finish = 0, None if most else "length"
+        self.count, self.characters, self.finish = 0, 0, None if most else "length"
         self._most, self._ends, self._stops = most, frozenset(ends), Stops(stop)
         self._given: deque[int | None] = deque()
         self._parts = tokenizer.stream(iter(self._given.popleft, None), after=prompt.tolist())
@@ -201,7 +293,9 @@ class _Row:
 
     def _decoded(self, token: int) -> str:
         self._given.append(token)
-        return next(self._parts)
+        text = next(self._parts)
+        self.characters += len(text)
+        return text
 
 
 class Stops:

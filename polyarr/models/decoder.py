@@ -136,7 +136,7 @@ class LanguageModel(Module):
             ShapeError: `tokens` is not of shape (B, T) or does not fit into the context.
         """
         self._check(tokens, position)
-        return self._head(self.features(tokens, caches, position, padding))  # (B, T, V)
+        return self.head(self.features(tokens, caches, position, padding))  # (B, T, V)
 
     def next_token_logits(
         self,
@@ -147,7 +147,7 @@ class LanguageModel(Module):
     ) -> Array:
         """Return the logits (B, V) of the token after `tokens` (B, T); arguments and errors are those of a call."""
         self._check(tokens, position)
-        return self._head(self.features(tokens, caches, position, padding)[:, -1:])[:, 0]  # (B, V)
+        return self.head(self.features(tokens, caches, position, padding)[:, -1:])[:, 0]  # (B, V)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
         """Return the cross-entropy of `targets` (B, T) given `tokens` (B, T), without storing all logits at once.
@@ -215,7 +215,8 @@ class LanguageModel(Module):
             model.out_head = Int8Linear(self.tok_emb.weight)
         return model
 
-    def _head(self, x: Array) -> Array:
+    def head(self, x: Array) -> Array:
+        """Return the logits (B, T, V) for features (B, T, C)."""
         return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
     def _attention_mask(

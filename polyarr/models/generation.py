@@ -1,16 +1,20 @@
 """Text generation: sample tokens from a language model one after the other."""
 
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from polyarr import ops, random
+import numpy as np
+
+from polyarr import creation, ops, random
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import INTEGERS, described, float32, shown
-from polyarr.models.decoder import LanguageModel
-from polyarr.models.sampling import Sampling, choose, mark_occurred, occurrence_mask, penalize_occurred
+from polyarr.models.decoder import LanguageModel, check_tokens
+from polyarr.models.logprobs import Logprobs, logprobs_of, prompt_logprobs
+from polyarr.models.sampling import Sampling, choose, history_of, penalize, with_token
 from polyarr.nn import KeyValueCache
 from polyarr.ops.validation import check_array, whole
 
@@ -45,7 +49,7 @@ def generate(
             it were alone. None: numbers are drawn from polyarr.random.
         vocab_size: Sample only tokens below it, for a model with more tokens than its tokenizer; None: all.
         stop_at_context: Stop when the context is full.
-        **sampling: temperature, top_k, top_p, min_p and repetition_penalty; see Sampling.
+        **sampling: Parameters of Sampling, such as temperature and top_p.
 
     Returns:
         Integers of shape (B, T + max_new_tokens), or fewer if `stop_at_context` ended the text.
@@ -109,6 +113,59 @@ def stream(
         >>> [token.shape for token in stream(model, pa.asarray([[1, 2, 3]]), 2)]
         [(1, 1), (1, 1)]
     """
+    options = {"padding": padding, "seed": seed, "vocab_size": vocab_size, "stop_at_context": stop_at_context}
+    return map(attrgetter("token"), sample(model, tokens, max_new_tokens, step=step, **options, **sampling))
+
+
+class Sample(NamedTuple):
+    """One more token of each row.
+
+    Attributes:
+        token: Integers of shape (B, 1); None for the prompts.
+        logprobs: Log-probabilities of the tokens, which have T = 1, or of the prompts' tokens after the first ones;
+            None if they were not asked for.
+    """
+
+    token: Array | None
+    logprobs: Logprobs | None
+
+
+def sample(
+    model: LanguageModel,
+    tokens: Array,
+    max_new_tokens: int,
+    *,
+    padding: Array | None = None,
+    seed: int | Sequence[int] | None = None,
+    vocab_size: int | None = None,
+    stop_at_context: bool = False,
+    step: Compiled | None = None,
+    logprobs: int | None = None,
+    echo: bool = False,
+    **sampling: Any,
+) -> Iterator[Sample]:
+    """Yield the new tokens of `stream` with their log-probabilities.
+
+    Args:
+        model: As in `stream`.
+        tokens: As in `stream`.
+        max_new_tokens: As in `stream`.
+        padding: As in `stream`.
+        seed: As in `stream`.
+        vocab_size: As in `stream`.
+        stop_at_context: As in `stream`.
+        step: As in `stream`.
+        logprobs: Number of the most likely tokens whose log-probabilities are computed beside those of the sampled
+            tokens, at least 1; None: none are computed.
+        echo: Whether to yield first a Sample of the prompts, which needs `logprobs`. Their log-probabilities come from
+            the same pass over the prompts as the first new token.
+        **sampling: As in `stream`.
+
+    Raises:
+        ShapeError: As in `stream`; or the prompts are to be scored and do not fit into the context of the model.
+        TypeError: As in `stream`.
+        ValueError: As in `stream`.
+    """
     how = Sampling(**sampling)
     _check(tokens, max_new_tokens, padding, seed, vocab_size)
     if not isinstance(model, LanguageModel):
@@ -116,8 +173,11 @@ def stream(
     size = min(vocab_size or model.config.vocab_size, model.config.vocab_size)
     if stop_at_context:
         max_new_tokens = limit_to_context(model, tokens.shape[1], max_new_tokens)
+    if echo:
+        check_tokens("generate", tokens, model.config.context_length)
     draws = _draws(tokens, seed) if how.temperature else None
-    return _drawn(step or next_token(), model, tokens, max_new_tokens, padding, draws, how, size)
+    bias, limits = _bias(how.logit_bias, size), (how.top_k, size, logprobs)
+    return _drawn(step or next_token(), model, tokens, max_new_tokens, padding, draws, how.numbers, bias, limits, echo)
 
 
 def limit_to_context(model: LanguageModel, length: int, count: int) -> int:
@@ -127,7 +187,7 @@ def limit_to_context(model: LanguageModel, length: int, count: int) -> int:
 
 def next_token() -> Compiled:
     """Return a compiled function that samples one token, captured once per number of rows and kind of sampling."""
-    return compile(_next_token, constants="limits", donate=("caches", "occurred"))
+    return compile(_next_token, constants="limits", donate=("caches", "history"))
 
 
 def _next_token(
@@ -136,23 +196,40 @@ def _next_token(
     caches: list[KeyValueCache] | None,
     position: int | None,
     padding: Array | None,
-    occurred: Array | None,
+    history: dict[str, Array],
     draw: tuple[Array, int] | None,
     numbers: dict[str, float],
-    limits: tuple[int | None, int],
-) -> tuple[Array, Array | None]:
-    """Return the token (B, 1) after tokens (B, T), and the updated mask of tokens that occurred (B, V).
+    bias: Array | None,
+    limits: tuple[int | None, int, int | None],
+) -> tuple[Array, dict[str, Array], Logprobs | None]:
+    """Return the token (B, 1) after tokens (B, T), the history after it, and its log-probabilities.
 
-    `draw` is an array of uniform numbers from 0 up to 1, (B, any), and the column to use; `limits` are top_k and the
-    number of tokens to choose from.
+    `draw` is an array of uniform numbers from 0 up to 1, (B, any), and the column to use; `bias` is added to the
+    logits, (V,); `limits` are top_k, the number of tokens to choose from, and the number of log-probabilities.
     """
-    top_k, size = limits
-    logits = model.next_token_logits(tokens, caches, position, padding)[:, :size]  # (B, V)
-    if occurred is not None:
-        logits = penalize_occurred(logits, occurred, numbers["repetition_penalty"])
+    logits = model.next_token_logits(tokens, caches, position, padding)  # (B, V)
+    return _sampled(logits, tokens, history, draw, numbers, bias, limits)
+
+
+def _sampled(
+    logits: Array,
+    tokens: Array,
+    history: dict[str, Array],
+    draw: tuple[Array, int] | None,
+    numbers: dict[str, float],
+    bias: Array | None,
+    limits: tuple[int | None, int, int | None],
+) -> tuple[Array, dict[str, Array], Logprobs | None]:
+    """Return what `_next_token` does, for logits (B, V)."""
+    top_k, size, top = limits
+    adjusted = logits[:, :size]
+    if bias is not None:
+        adjusted = adjusted + ops.astype(bias, dtype=logits.dtype)
+    adjusted = penalize(adjusted, history, numbers)
     unit = draw and ops.slice(draw[0], (0, draw[1]), steps=(1, 1), shape=(tokens.shape[0], 1))  # (B, 1)
-    token = ops.astype(choose(logits, unit, numbers, top_k), dtype=tokens.dtype)  # (B,)
-    return token[:, None], None if occurred is None else mark_occurred(occurred, token)
+    token = ops.astype(choose(adjusted, unit, numbers, top_k), dtype=tokens.dtype)  # (B,)
+    found = None if top is None else logprobs_of(logits[:, None], token[:, None], top, size)
+    return token[:, None], with_token(history, token), found
 
 
 def _drawn(
@@ -162,22 +239,30 @@ def _drawn(
     count: int,
     padding: Array | None,
     draws: Iterator[tuple[Array, int]] | None,
-    how: Sampling,
-    size: int,
-) -> Iterator[Array]:
+    numbers: dict[str, float],
+    bias: Array | None,
+    limits: tuple[int | None, int, int | None],
+    echo: bool,
+) -> Iterator[Sample]:
     model = model.copy().eval()  # the caller's model stays in its mode
-    length, numbers, limits = model.config.context_length, how.numbers, (how.top_k, size)
-    occurred = None
-    if "repetition_penalty" in numbers:
-        occurred = occurrence_mask(tokens, padding, model.config.vocab_size)[:, :size]
+    length, (_, size, top) = model.config.context_length, limits
+    history = history_of(tokens, padding, model.config.vocab_size, numbers)
+    history = {name: seen[:, :size] for name, seen in history.items()}
     padding, new, end = _last_tokens(tokens, padding, length)
-    caches, position, text = model.caches(new.shape[0], min(length, _rounded(end + count))), None, [new]
-    is_beyond = False
+    caches = model.caches(new.shape[0], _cache_capacity(model, end, count)) if count else None
+    features = model.features(new, caches, None, padding) if count or echo else None  # eagerly: lengths differ
+    if echo:
+        yield Sample(None, prompt_logprobs(model, features, new, top, size))
+    logits = model.head(features[:, -1:])[:, 0] if count else None  # (B, V)
+    position, text, is_beyond, features = None, [new], False, None  # frees the features
     for number in range(count):
-        call = step.fn if number == 0 else step  # the prompt runs eagerly: each of its lengths would be a capture
         draw = next(draws) if draws else None
-        new, occurred = call(model, new, caches, position, padding, occurred, draw, numbers, limits)  # (B, 1), (B, V)
-        yield new
+        chosen = draw, numbers, bias, limits
+        if number == 0:
+            new, history, found = _sampled(logits, new, history, *chosen)  # (B, 1)
+        else:
+            new, history, found = step(model, new, caches, position, padding, history, *chosen)
+        yield Sample(new, found)
         text, position, end = [*text, new], end, end + 1
         if end > length:  # every position moves, which makes the caches useless
             if not is_beyond and number + 1 < count:
@@ -193,8 +278,20 @@ def _say_it_is_beyond(length: int) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _rounded(size: int) -> int:
-    return -(-size // _CACHE_MULTIPLE) * _CACHE_MULTIPLE
+def _cache_capacity(model: LanguageModel, length: int, count: int) -> int:
+    """Return the capacity of the caches, in positions, for `count` tokens after `length` others."""
+    return min(model.config.context_length, -(-(length + count) // _CACHE_MULTIPLE) * _CACHE_MULTIPLE)
+
+
+def _bias(logit_bias: Mapping[int, float] | None, size: int) -> Array | None:
+    """Return what is added to the logits of `size` tokens, float32 of shape (V,)."""
+    if not logit_bias:
+        return None
+    if max(logit_bias) >= size:
+        raise ValueError(f"Sampling: logit_bias has token {max(logit_bias)}; tokens are from 0 to {size - 1}")
+    bias = np.zeros(size, np.float32)
+    bias[list(logit_bias)] = list(logit_bias.values())
+    return creation.asarray(bias)
 
 
 def _last_tokens(tokens: Array, padding: Array | None, length: int) -> tuple[Array | None, Array, int]:

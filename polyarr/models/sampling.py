@@ -1,6 +1,7 @@
-"""Sampling of tokens from logits: temperature, top-k, top-p, min-p and repetition penalty."""
+"""Sampling of tokens from logits: temperature, top-k, top-p, min-p, logit bias and penalties of repetition."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -8,12 +9,15 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import NARROW, float32, int32, shown
 
+MAX_BIAS = 100.0  # largest magnitude of a logit bias, as in the OpenAI API: it excludes a token, or forces it
+MAX_PENALTY = 2.0  # largest magnitude of a frequency or presence penalty, as in the OpenAI API
+_OF_COUNTS = ("frequency_penalty", "presence_penalty")  # penalties that depend on how often a token was sampled
 _MAX_TEMPERATURE = 3e38  # larger temperatures are clamped to it: it fits float32, and all tokens are equally likely
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Parameters of sampling, applied in transformers' order: repetition penalty, temperature, top_k, top_p, min_p.
+    """Parameters of sampling, in transformers' order: logit_bias, penalties, temperature, top_k, top_p, min_p.
 
     Args:
         temperature: The logits are divided by it; 0 always takes the most likely token.
@@ -22,6 +26,10 @@ class Sampling:
             all.
         min_p: Sample only tokens with at least min_p times the probability of the most likely one; None: all.
         repetition_penalty: Positive logits of tokens that are in the text are divided by it, negative ones multiplied.
+        frequency_penalty: It is subtracted from the logit of a token for each time that the token was sampled; from -2
+            to 2.
+        presence_penalty: It is subtracted from the logits of tokens that were sampled; from -2 to 2.
+        logit_bias: Numbers from -100 to 100 that are added to the logits of tokens, by token; None: nothing is added.
 
     Raises:
         ValueError: A parameter is out of range or of another type.
@@ -32,7 +40,8 @@ class Sampling:
         {'temperature': 0.8}
 
     Source: Fan et al. 2018, arXiv:1805.04833 (top_k); Holtzman et al. 2020, arXiv:1904.09751 (top_p); Nguyen et al.
-        2024, arXiv:2407.01082 (min_p); Keskar et al. 2019, arXiv:1909.05858 (repetition_penalty)
+        2024, arXiv:2407.01082 (min_p); Keskar et al. 2019, arXiv:1909.05858 (repetition_penalty); the OpenAI API
+        (frequency_penalty, presence_penalty, logit_bias)
     """
 
     temperature: float = 1.0
@@ -40,6 +49,9 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
         top_k = self.top_k
@@ -49,23 +61,39 @@ class Sampling:
             ("top_p", self.top_p is None or _within(self.top_p, lambda p: 0 < p <= 1), "above 0 and at most 1"),
             ("min_p", self.min_p is None or _within(self.min_p, lambda p: 0 <= p <= 1), "from 0 to 1"),
             ("repetition_penalty", _within(self.repetition_penalty, lambda r: 0 < r < math.inf), "above 0"),
+            ("frequency_penalty", _within(self.frequency_penalty, _is_penalty), "from -2 to 2"),
+            ("presence_penalty", _within(self.presence_penalty, _is_penalty), "from -2 to 2"),
         ):
             if not is_right:
                 raise ValueError(f"Sampling: {name} is {shown(getattr(self, name))}; it must be {due}")
+        _check_bias(self.logit_bias)
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Scalar inputs of a compiled step: the parameters in use but top_k; at temperature 0, only the penalty."""
-        left_out = {"top_k": self.top_k, "repetition_penalty": 1.0, "top_p": 1.0, "min_p": 0.0}
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found = {name: v for name, v in found.items() if v is not None and v != left_out.get(name)}
+        """Scalar inputs of a compiled step: the parameters in use but top_k; at temperature 0, only the penalties."""
+        neutral = {"top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, **dict.fromkeys(_OF_COUNTS, 0.0)}
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("top_k", "logit_bias")}
+        found = {name: v for name, v in found.items() if v is not None and v != neutral.get(name)}
         if self.temperature == 0:
-            return {name: float(v) for name, v in found.items() if name == "repetition_penalty"}
+            found = {name: v for name, v in found.items() if name.endswith("_penalty")}
         return {name: float(min(v, _MAX_TEMPERATURE)) for name, v in found.items()}
 
 
 def _within(value: Any, condition: Any) -> bool:
     return type(value) in (int, float) and condition(value)
+
+
+def _is_penalty(value: float) -> bool:
+    return -MAX_PENALTY <= value <= MAX_PENALTY
+
+
+def _check_bias(logit_bias: Any) -> None:
+    due = "it must be a mapping from tokens to numbers from -100 to 100"
+    if not isinstance(logit_bias, Mapping | None):
+        raise ValueError(f"Sampling: logit_bias is {shown(logit_bias)}; {due}")
+    for token, bias in (logit_bias or {}).items():
+        if type(token) is not int or token < 0 or not _within(bias, lambda b: -MAX_BIAS <= b <= MAX_BIAS):
+            raise ValueError(f"Sampling: logit_bias has {shown(bias)} for token {shown(token)}; {due}")
 
 
 def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: int | None = None) -> Array:
@@ -92,23 +120,61 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
     return ops.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
 
 
-def penalize_occurred(logits: Array, occurred: Array, penalty: Any) -> Array:
+def history_of(tokens: Array, padding: Array | None, vocab_size: int, numbers: dict[str, Any]) -> dict[str, Array]:
+    """Return what the penalties need to know of the text so far.
+
+    Args:
+        tokens: Prompts, integers of shape (B, T).
+        padding: Number of padding tokens at the start of each row, (B,); None: no padding.
+        vocab_size: Number of tokens to choose from, V.
+        numbers: Sampling.numbers.
+
+    Returns:
+        Dict with "occurred", a mask (B, V) of the tokens in each row, for a repetition penalty; and "counts", int32 of
+        shape (B, V), how often each token was sampled, for the other penalties.
+    """
+    found = {}
+    if "repetition_penalty" in numbers:
+        found["occurred"] = _occurrence_mask(tokens, padding, vocab_size)
+    if not numbers.keys().isdisjoint(_OF_COUNTS):
+        found["counts"] = ops.fill(0, tokens, shape=(tokens.shape[0], vocab_size), dtype=int32)
+    return found
+
+
+def penalize(logits: Array, history: dict[str, Array], numbers: dict[str, Any]) -> Array:
+    """Return the logits (B, V) after the penalties for tokens that are in a history of `history_of`."""
+    if "occurred" in history:
+        logits = _penalize_occurred(logits, history["occurred"], numbers["repetition_penalty"])
+    if "counts" in history:
+        counts = ops.astype(history["counts"], dtype=logits.dtype)  # (B, V)
+        if "frequency_penalty" in numbers:
+            logits = logits - counts * numbers["frequency_penalty"]
+        if "presence_penalty" in numbers:
+            logits = logits - ops.minimum(counts, 1) * numbers["presence_penalty"]
+    return logits
+
+
+def with_token(history: dict[str, Array], token: Array) -> dict[str, Array]:
+    """Return a history after one more token of each row, integers of shape (B,)."""
+    found = {}
+    for name, seen in history.items():
+        is_it = ops.iota(0, 1, seen, size=seen.shape[1], dtype=token.dtype) == token[:, None]  # (B, V)
+        found[name] = seen | is_it if name == "occurred" else seen + ops.astype(is_it, dtype=int32)
+    return found
+
+
+def _penalize_occurred(logits: Array, occurred: Array, penalty: Any) -> Array:
     """Return the logits (B, V), with those of the marked tokens (B, V) lowered by the penalty."""
     return ops.where(occurred, ops.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def occurrence_mask(tokens: Array, padding: Array | None, vocab_size: int) -> Array:
+def _occurrence_mask(tokens: Array, padding: Array | None, vocab_size: int) -> Array:
     """Return the mask (B, V) of the tokens that occur in each row of tokens (B, T)."""
     each = ops.ones_like(tokens, dtype=int32)  # (B, T)
     if padding is not None:
         each = ops.astype(ops.iota(0, 1, tokens, size=tokens.shape[1], dtype=int32) >= padding[:, None], dtype=int32)
     none = ops.fill(0, tokens, shape=(tokens.shape[0], vocab_size), dtype=int32)
     return ops.scatter_add_along_axis(none, tokens, each, axis=1) > 0
-
-
-def mark_occurred(occurred: Array, token: Array) -> Array:
-    """Return the mask (B, V) of the tokens in each row after one more token (B,)."""
-    return occurred | (ops.iota(0, 1, occurred, size=occurred.shape[1], dtype=token.dtype) == token[:, None])
 
 
 def _tempered(logits: Array, temperature: Any) -> Array:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import polyarr as pa
 from polyarr.models import Sampling
-from polyarr.models.sampling import choose, mark_occurred, occurrence_mask, penalize_occurred
+from polyarr.models.sampling import choose, history_of, penalize, with_token
 
 GRID = 1 << 12  # evenly spaced uniform numbers, so that the share of a token is its probability
 LOGITS = [1.5, -0.25, 3.0, 2.75, 0.0, -4.0]
@@ -125,13 +125,32 @@ def test_a_large_vocabulary_with_a_token_that_hardly_ever_comes(backend):
     padding=st.integers(0, 3),
 )
 def test_the_penalty_is_transformers_s(on_numpy, logits, texts, penalty, padding):
-    occurred = occurrence_mask(pa.asarray(texts, dtype="int32"), pa.asarray([padding] * len(texts)), 3)
-    found = penalize_occurred(pa.asarray([logits] * len(texts), dtype="float32"), occurred, penalty).numpy()
+    numbers = Sampling(repetition_penalty=penalty).numbers
+    history = history_of(pa.asarray(texts, dtype="int32"), pa.asarray([padding] * len(texts)), 3, numbers)
+    found = penalize(pa.asarray([logits] * len(texts), dtype="float32"), history, numbers).numpy()
     for row, text in zip(found, texts, strict=True):
         for token, logit in enumerate(logits):
             due = (logit * penalty if logit < 0 else logit / penalty) if token in text[padding:] else logit
             np.testing.assert_allclose(row[token], due, rtol=1e-6, atol=2e-45)  # a denormal number's last bit
-    assert mark_occurred(occurred, pa.asarray([2] * len(texts))).numpy()[:, 2].all()
+    assert with_token(history, pa.asarray([2] * len(texts)))["occurred"].numpy()[:, 2].all()
+
+
+@given(
+    sampled=st.lists(st.integers(0, 2), max_size=5),
+    frequency=st.sampled_from([0.0, 0.5, -2, 2]),
+    presence=st.sampled_from([0.0, 0.25, -1.5, 2]),
+)
+def test_penalties_of_sampled_tokens_are_the_api_s(on_numpy, sampled, frequency, presence):
+    """logit - count * frequency_penalty - (count > 0) * presence_penalty, where the prompt does not count."""
+    numbers = Sampling(temperature=0, frequency_penalty=frequency, presence_penalty=presence).numbers
+    prompt, logits = pa.asarray([[0, 1, 2]], dtype="int32"), np.float32([[1.5, -0.5, 0.25]])
+    history = history_of(prompt, None, 3, numbers)
+    for token in sampled:
+        history = with_token(history, pa.asarray([token], dtype="int32"))
+    counts = np.bincount(np.array(sampled, int), minlength=3)
+    wanted = logits - counts * frequency - (counts > 0) * presence
+    np.testing.assert_allclose(penalize(pa.asarray(logits), history, numbers).numpy(), wanted, rtol=1e-6)
+    assert bool(history) == bool(frequency or presence)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +166,11 @@ def test_the_penalty_is_transformers_s(on_numpy, logits, texts, penalty, padding
         ({"min_p": -0.1}, "min_p is -0.1; it must be from 0 to 1"),
         ({"min_p": True}, "min_p is True; it must be from 0 to 1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5; it must be from -2 to 2"),
+        ({"presence_penalty": math.nan}, "presence_penalty is nan; it must be from -2 to 2"),
+        ({"logit_bias": {3: 101}}, "logit_bias has 101 for token 3; it must be a mapping from tokens to numbers .*"),
+        ({"logit_bias": {"3": 1}}, "logit_bias has 1 for token '3'; it must be a mapping from tokens to numbers .*"),
+        ({"logit_bias": [3]}, r"logit_bias is \[3\]; it must be a mapping from tokens to numbers .*"),
     ],
 )
 def test_wrong_settings_are_named(settings, due):
