@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from polyarr.models.completion import Completion
 from polyarr.schema import in_one_line
 from polyarr.serving.access import Access, client_of
-from polyarr.serving.protocol import CompletionRequest, Events, Limits, RefusedError, whole
+from polyarr.serving.answers import Events, whole
+from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError
 from polyarr.serving.worker import Slot, Worker
 
 CLIENT_TIMEOUT = 10.0  # seconds in which a client must have sent the body
