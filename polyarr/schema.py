@@ -45,7 +45,8 @@ def check_json(value: Any, schema: Path, part: str | None = None) -> None:
             name, reason = _told(error, validator.schema)
             where = f"{error.json_path}.{name}" if name else error.json_path
             key = next(iter([*error.path, name]), None)
-            raise SchemaError(f"{where.removeprefix('$').removeprefix('.') or 'it'}{reason}", key or None)
+            where = in_one_line(where.removeprefix("$").removeprefix(".")) or "it"
+            raise SchemaError(f"{where}{reason}", key or None)
     except RecursionError as deep:
         raise SchemaError(_DEEP) from deep
 

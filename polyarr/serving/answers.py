@@ -2,19 +2,22 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
-from polyarr.models.completion import Completion, Part
+from polyarr.models.completion import Completion, Part, TokenLogprob
 from polyarr.serving.protocol import CompletionRequest
 
 DONE = "[DONE]"  # the last event of a stream
+LEAST = -9999.0  # the API's log-probability of a token of probability 0; JSON has no infinity
 
 
 def whole(request: CompletionRequest, texts: Sequence[Completion]) -> dict[str, Any]:
-    """Return the answer to a request without a stream."""
-    made = [{**_content(request, "message", text.text), **_end(n, text.finish)} for n, text in enumerate(texts)]
+    """Return the answer to a request without a stream; `texts` has one text for each of the request's prompts."""
+    rows = _answered(request, texts)
+    choices = [_choice(request, n, row, texts[row], "message") for n, row in enumerate(rows)]
     usage = _usage(request, [text.tokens for text in texts])
-    return {**_head(request, is_stream=False), "choices": made, "usage": usage}
+    return {**_head(request, is_stream=False), "choices": choices, "usage": usage}
 
 
 class Events:
@@ -29,11 +32,10 @@ class Events:
         self._tokens[part.row] = part.tokens
         if not self._is_begun[part.row]:
             self._is_begun[part.row] = True
-            yield self._event({"delta": {"role": "assistant", "content": ""}, **_end(part.row, None)})
-        if part.text or part.finish:
-            has_content = part.text or not self._request.is_chat
-            delta = _content(self._request, "delta", part.text) if has_content else {"delta": {}}
-            yield self._event({**delta, **_end(part.row, part.finish)})
+            yield self._event({"delta": {"role": "assistant", "content": ""}, **_end(part.row, None, None)})
+        choice = _choice(self._request, part.row, part.row, part, "delta")
+        if choice["logprobs"] or choice["finish_reason"] or choice.get("text") or choice.get("delta"):
+            yield self._event(choice)
 
     def last(self) -> Iterator[str]:
         """Yield the events at the end of the stream."""
@@ -49,6 +51,20 @@ class Events:
         return json.dumps({**_head(self._request, is_stream=True), "choices": choices, **optional})
 
 
+def _answered(request: CompletionRequest, texts: Sequence[Completion]) -> list[int]:
+    """Return the rows whose texts are in the answer: of each prompt, the n with the most likely tokens on average."""
+    rows = range(len(texts))
+    if not request.is_ranked:
+        return list(rows)
+
+    def mean(row: int) -> float:
+        count = texts[row].tokens
+        return sum(_finite(one.logprob) for one in texts[row].logprobs[-count:]) / count if count else 0.0
+
+    groups = [rows[first : first + request.best_of] for first in rows[:: request.best_of]]
+    return [row for group in groups for row in sorted(group, key=mean, reverse=True)[: request.n]]
+
+
 def _head(request: CompletionRequest, is_stream: bool) -> dict[str, Any]:
     kind = "text_completion"
     if request.is_chat:
@@ -57,15 +73,60 @@ def _head(request: CompletionRequest, is_stream: bool) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": request.created, "model": request.model}
 
 
-def _content(request: CompletionRequest, where: str, text: str) -> dict[str, Any]:
-    if not request.is_chat:
-        return {"text": text}
-    role = {"role": "assistant"} if where == "message" else {}
-    return {where: {**role, "content": text}}
+def _choice(request: CompletionRequest, index: int, row: int, part: Part | Completion, where: str) -> dict[str, Any]:
+    """Return a text of the answer, or a part of it, with its log-probabilities."""
+    prompt = request.echo[row] if request.echo else []
+    if request.is_chat:
+        role = {"role": "assistant"} if where == "message" else {}
+        content = {where: {**role, "content": part.text} if role or part.text else {}}
+        logprobs = {"content": [_chat_logprob(one) for one in part.logprobs], "refusal": None}
+    else:
+        is_begin = isinstance(part, Completion) or not part.tokens
+        content = {"text": "".join(prompt) + part.text if is_begin else part.text}
+        logprobs = _logprobs(part.logprobs, prompt, is_begin)
+    has_logprobs = request.logprobs is not None and part.logprobs
+    return {**content, **_end(index, part.finish, logprobs if has_logprobs else None)}
 
 
-def _end(index: int, finish: str | None) -> dict[str, Any]:
-    return {"index": index, "logprobs": None, "finish_reason": finish}
+def _logprobs(tokens: Sequence[TokenLogprob], prompt: Sequence[str], is_begin: bool) -> dict[str, Any]:
+    """Return log-probabilities in the format of completions; `prompt` has the texts of the echoed tokens.
+
+    Of several tokens with the same text, such as U+FFFD, the most likely one is shown.
+    """
+    starts = list(accumulate(map(len, prompt), initial=0))
+    echoed = starts[:-1] if is_begin else []
+    return {
+        "tokens": [one.text for one in tokens],
+        "token_logprobs": [_finite(one.logprob) for one in tokens],
+        "top_logprobs": [None if one.logprob is None else _top(one) for one in tokens],
+        "text_offset": echoed + [starts[-1] + one.offset for one in tokens[len(echoed) :]],
+    }
+
+
+def _top(token: TokenLogprob) -> dict[str, float | None]:
+    """Return the most likely tokens at a position, and the token that is there."""
+    found: dict[str, float | None] = {}
+    for text, logprob in (*token.top, (token.text, token.logprob)):
+        found.setdefault(text, _finite(logprob))
+    return found
+
+
+def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    top = [_described(*one) for one in token.top]
+    return {**_described(token.text, token.logprob), "top_logprobs": top}
+
+
+def _described(text: str, logprob: float | None) -> dict[str, Any]:
+    """Return a token in the format of chats; the bytes of an incomplete character are unknown."""
+    return {"token": text, "logprob": _finite(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(LEAST, logprob)  # LEAST also for nan
+
+
+def _end(index: int, finish: str | None, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    return {"index": index, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _usage(request: CompletionRequest, written: Sequence[int]) -> dict[str, int]:

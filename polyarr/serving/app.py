@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from polyarr.models.completion import Completion
+from polyarr.models.completion import Completion, Part, joined
 from polyarr.schema import in_one_line
 from polyarr.serving.access import Access, client_of
 from polyarr.serving.answers import Events, whole
@@ -223,12 +223,11 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _joined(request: CompletionRequest, parts: Any) -> list[Completion]:
-    texts, ends = [""] * len(request.prompts), [(0, "length")] * len(request.prompts)
+async def _joined(request: CompletionRequest, parts: AsyncIterator[Part]) -> list[Completion]:
+    rows = [[Part(row, "", 0, "length")] for row in range(len(request.prompts))]
     async for part in parts:
-        texts[part.row] += part.text
-        ends[part.row] = part.tokens, part.finish
-    return [Completion(text, *end) for text, end in zip(texts, ends, strict=True)]
+        rows[part.row].append(part)
+    return [joined(each) for each in rows]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

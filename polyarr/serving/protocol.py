@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from polyarr.text.sandbox import SandboxedTokenizer
 
 SCHEMA = Path(__file__).with_name("requests.schema.json")
 MAX_ROWS = 16  # texts that one request may ask for
+_DIGITS = 11  # more than a token has
 MAX_TOKENS = 16  # default max_tokens of a completion, as in the OpenAI API
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+)  # fmt: skip
 
 
 class RefusedError(Exception):
@@ -60,14 +64,19 @@ class CompletionRequest:
     Attributes:
         is_chat: Whether it asks for a chat completion.
         model: Name of the model.
-        prompts: Tokens of the prompts; with n completions per prompt, each prompt n times.
+        prompts: Tokens of the prompts, one for each text to write: each prompt best_of times.
         distinct: Number of tokens of the prompts, each counted once.
+        n: Number of texts per prompt in the answer.
+        best_of: Number of texts per prompt to write; the n most likely ones are the answer.
         max_tokens: Largest number of new tokens per prompt.
         stop: Stop strings.
         seed: Seed of the sampling, or None.
         sampling: Parameters of Sampling that the request sets.
         is_stream: Whether the answer is a stream of events.
         has_usage: Whether a stream ends with the number of tokens.
+        logprobs: Number of the most likely tokens at each position whose log-probabilities the answer has, besides
+            those of the tokens themselves; None: it has none.
+        echo: Texts of the tokens of `prompts`, if the answer begins with them; else None.
         id: Id of the answer.
         created: Unix time of the request.
     """
@@ -76,14 +85,23 @@ class CompletionRequest:
     model: str
     prompts: list[list[int]]
     distinct: int
+    n: int
+    best_of: int
     max_tokens: int
     stop: tuple[str, ...]
     seed: int | None
     sampling: dict[str, Any]
     is_stream: bool
     has_usage: bool
+    logprobs: int | None = None
+    echo: list[list[str]] | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether only the most likely texts are the answer."""
+        return self.best_of > self.n
 
 
 def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, limits: Limits) -> CompletionRequest:
@@ -96,42 +114,86 @@ def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, 
     if fields["model"] != model:
         text = f"model: {fields['model'][:100]!r} is not here; there is {model!r}"
         raise RefusedError(404, text, "model", "model_not_found")
-    longest = limits.tokens
-    name, count = "messages" if is_chat else "prompt", fields.get("n", 1)
-    try:
-        given = [fields["messages"]] if is_chat else _each(fields["prompt"])
-        if count * len(given) > MAX_ROWS:
-            text = f"n: {count} texts for each of {len(given)} prompts; there may be {MAX_ROWS} together"
-            raise RefusedError(400, text, "n")
-        if is_chat:
-            prompts = [_conversation(fields["messages"], tokenizer, limits)]
-        else:
-            prompts = [_encoded(one, tokenizer, longest) for one in given]
-    except ValueError as error:
-        raise RefusedError(400, f"{name}: {error}", name) from error
-    except OSError as error:
-        raise RefusedError(503, f"no process can be started to encode it: {error.strerror}") from error
-    room = longest - max(map(len, prompts))
-    if room < 0:  # the exact number of tokens is unknown: only the beginning of a long text is encoded
-        text = f"it has more than {longest} tokens, which are all that there may be together with those that follow"
-        raise RefusedError(400, f"{name}: {text}", name, "context_length_exceeded")
-    wanted = fields.get("max_completion_tokens", fields.get("max_tokens", max(room, 1) if is_chat else MAX_TOKENS))
-    if wanted > room:
-        text = f"{longest - room} tokens, and {wanted} are to follow; together there may be {longest}"
-        raise RefusedError(400, f"{name}: {text}", name, "context_length_exceeded")
+    longest, name = limits.tokens, "messages" if is_chat else "prompt"
+    given = [fields["messages"]] if is_chat else _refusing(name, _each, fields["prompt"])
+    count = _count(fields, len(given))
+    if is_chat:
+        prompts = [_refusing(name, _conversation, fields["messages"], tokenizer, limits)]
+    else:
+        prompts = [_refusing(name, _encoded, one, tokenizer, longest) for one in given]
+    wanted = _max_tokens(fields, max(map(len, prompts)), is_chat, longest)
+    pairs = zip(given, prompts, strict=True) if fields.get("echo") else ()
+    echo = [pieces for pair in pairs for pieces in [_refusing(name, _echoed, *pair, tokenizer)] * count]
+    bias = _refusing("logit_bias", _bias, fields.get("logit_bias", {}), tokenizer.vocab_size)
     stop = fields.get("stop", ())
     return CompletionRequest(
         is_chat,
         model,
         [prompt for prompt in prompts for _ in range(count)],
         sum(map(len, prompts)),
+        fields.get("n", 1),
+        count,
         wanted,
         (stop,) if isinstance(stop, str) else tuple(stop),
         fields.get("seed"),
-        {name: fields[name] for name in SAMPLING if name in fields},
+        {name: fields[name] for name in SAMPLING if name in fields} | {"logit_bias": bias},
         fields.get("stream", False),
         fields.get("stream_options", {}).get("include_usage", False),
+        _logprobs(fields, is_chat),
+        echo or None,
     )
+
+
+def _refusing(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function, with its errors as answers about a key of the request."""
+    try:
+        return work(*arguments)
+    except ValueError as error:
+        raise RefusedError(400, f"{name}: {error}", name) from error
+    except OSError as error:
+        raise RefusedError(503, f"no process can be started to encode it: {error.strerror}") from error
+
+
+def _count(fields: dict[str, Any], prompts: int) -> int:
+    """Return the number of texts to write for each prompt."""
+    n = fields.get("n", 1)
+    best_of = fields.get("best_of", n)
+    name = "n" if best_of == n else "best_of"
+    if best_of < n:
+        raise RefusedError(400, f"best_of: {best_of} was given; it must be at least n, which is {n}", name)
+    if best_of > n and fields.get("stream"):
+        raise RefusedError(400, f"best_of: {best_of} was given; it must be n, which is {n}, in a stream", name)
+    if best_of * prompts > MAX_ROWS:
+        text = f"{name}: {best_of} texts for each of {prompts} prompts; there may be {MAX_ROWS} together"
+        raise RefusedError(400, text, name)
+    return best_of
+
+
+def _max_tokens(fields: dict[str, Any], length: int, is_chat: bool, longest: int) -> int:
+    """Return the number of tokens that may follow the longest prompt, of `length` tokens."""
+    name, code = "messages" if is_chat else "prompt", "context_length_exceeded"
+    room = longest - length
+    if room < 0:  # the exact number of tokens is unknown: only the beginning of a long text is encoded
+        text = f"it has more than {longest} tokens, which are all that there may be together with those that follow"
+        raise RefusedError(400, f"{name}: {text}", name, code)
+    default = max(room, 1) if is_chat else MAX_TOKENS
+    wanted = fields.get("max_completion_tokens", fields.get("max_tokens", default))
+    if not wanted and not fields.get("echo"):
+        raise RefusedError(400, "max_tokens: 0 was given; it must be at least 1 without echo", "max_tokens")
+    if wanted > room:
+        text = f"{length} tokens, and {wanted} are to follow; together there may be {longest}"
+        raise RefusedError(400, f"{name}: {text}", name, code)
+    return wanted
+
+
+def _logprobs(fields: dict[str, Any], is_chat: bool) -> int | None:
+    """Return the number of log-probabilities at each position, or None."""
+    if not is_chat:
+        return fields.get("logprobs")
+    if not fields.get("logprobs") and "top_logprobs" in fields:
+        text = f"top_logprobs: {fields['top_logprobs']} was given; then logprobs must be true"
+        raise RefusedError(400, text, "top_logprobs")
+    return fields.get("top_logprobs", 0) if fields.get("logprobs") else None
 
 
 def _checked(body: bytes, is_chat: bool) -> dict[str, Any]:
@@ -184,6 +246,27 @@ def _encoded(prompt: str | list[int], tokenizer: SandboxedTokenizer, longest: in
     if not prompt and (start := start_of(tokenizer)):
         return start
     return _some(tokenizer.encode_within(prompt, longest))
+
+
+def _echoed(given: str | list[int], tokens: list[int], tokenizer: SandboxedTokenizer) -> list[str]:
+    """Return the text of each token of a prompt; those that the tokenizer put before a text have none."""
+    begin = 0 if isinstance(given, list) else len(tokenizer.begin)
+    own = tokens[begin:]
+    if not given or not own:
+        return [""] * len(tokens)
+    pieces = list(tokenizer.stream(own, after=tokens[:begin]))
+    if len(pieces) > len(own):  # the last character is incomplete
+        pieces[-2:] = ["".join(pieces[-2:])]
+    return [""] * begin + pieces
+
+
+def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+    """Return the biases of logits by token, which are texts in JSON."""
+    wrong = [token for token in given if not (token.isascii() and token.isdecimal() and len(token) < _DIGITS)]
+    wrong = wrong or [token for token in given if int(token) >= vocab_size]
+    if wrong:
+        raise ValueError(f"{in_one_line(wrong[0])!r} is no token; they are from 0 to {vocab_size - 1}")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def _conversation(

@@ -139,5 +139,6 @@ class Worker:
         self._thread.shutdown(cancel_futures=True)
 
     def _parts(self, request: CompletionRequest) -> Iterator[Part]:
-        options = {"stop": request.stop, "seed": request.seed}
+        options = {"stop": request.stop, "seed": request.seed, "echo": request.echo is not None}
+        options["logprobs"] = 0 if request.is_ranked and request.logprobs is None else request.logprobs
         return self.writer.write(request.prompts, request.max_tokens, **options, **request.sampling)

@@ -303,7 +303,13 @@ class SandboxedTokenizer:
         return self._decoder.ask("decode", [int(token) for token in tokens])
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
-        """Yield the text of tokens in pieces, as Tokenizer.stream does; a restarted worker gets the tokens so far."""
+        """Yield the text of tokens in pieces, as Tokenizer.stream does; a restarted worker gets the tokens so far.
+
+        A list of tokens takes one request, other iterables one for each token.
+        """
+        if isinstance(tokens, list):
+            yield from self._decoder.ask("pieces", [int(token) for token in tokens], [int(token) for token in after])
+            return
         key, seen, before = next(self._keys), [], [int(token) for token in after]
 
         def asked(name: str, *arguments: Any) -> str:

@@ -93,6 +93,12 @@ class RequestHandler:
         """Return the text of tokens."""
         return _bounded(self._tokenizer.decode(tokens))
 
+    def pieces(self, tokens: Sequence[int], after: Sequence[int]) -> list[str]:
+        """Return the pieces of a whole text of tokens, after others."""
+        pieces = list(self._tokenizer.stream(tokens, after=after))
+        _bounded("".join(pieces))
+        return pieces
+
     def open(self, key: int, after: Sequence[int], seen: Sequence[int]) -> None:
         """Begin to decode a text after the tokens `after`; the tokens `seen` were decoded before."""
         given: deque[int | None] = deque()

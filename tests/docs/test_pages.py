@@ -93,8 +93,8 @@ def test_in_python(folder):
 
 
 def test_write_text(folder):
-    _, sampled, _, many, small = follow(ROOT / "docs" / "write-text.md", folder)
-    assert sampled.startswith("the quick") and many.count("\n") >= 2 and "' 12 length\n" in many
+    _, sampled, _, many, scored, small = follow(ROOT / "docs" / "write-text.md", folder)
+    assert float(scored) < 0 and sampled.startswith("the quick") and many.count("\n") >= 2 and "' 12 length\n" in many
     assert small in ("length\n", "stop\n")
 
 

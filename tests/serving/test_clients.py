@@ -130,6 +130,43 @@ def test_chat_completions(client, writer):
     assert client.chat.completions.create(messages=again, **asked).usage.prompt_tokens > 40
 
 
+def test_log_probabilities_of_a_completion(client, writer):
+    asked = {"model": "tiny", "prompt": ["the", "a é"], "temperature": 0, "logprobs": 3, "echo": True}
+    found = client.completions.create(**asked, max_tokens=4).choices
+    wanted = writer.complete(["the", "a é"], 4, temperature=0, logprobs=3, echo=True)
+    for choice, prompt, text in zip(found, asked["prompt"], wanted, strict=True):
+        assert choice.text == prompt + text.text
+        assert choice.logprobs.tokens == [one.text for one in text.logprobs]
+        assert choice.logprobs.token_logprobs == pytest.approx([one.logprob for one in text.logprobs])
+        assert choice.logprobs.top_logprobs[0] is None
+    scored = client.completions.create(**asked, max_tokens=0)
+    assert [choice.text for choice in scored.choices] == asked["prompt"] and scored.usage.completion_tokens == 0
+    assert scored.choices[1].logprobs.token_logprobs == pytest.approx([one.logprob for one in wanted[1].logprobs[:4]])
+
+
+def test_log_probabilities_of_a_stream_and_a_chat(client):
+    asked = {"model": "tiny", "max_tokens": 6, "temperature": 0.5, "seed": 1, "logprobs": True, "top_logprobs": 2}
+    asked["messages"] = [{"role": "user", "content": "é"}]
+    whole = client.chat.completions.create(**asked).choices[0].logprobs.content
+    events = client.chat.completions.create(**asked, stream=True)
+    parts = [one for e in events if e.choices[0].logprobs for one in e.choices[0].logprobs.content]
+    assert parts == whole and len(whole) == 6 and all(len(one.top_logprobs) == 2 for one in whole)
+    assert all(one.bytes == list(one.token.encode()) or "\ufffd" in one.token for one in whole)
+
+
+def test_biases_and_penalties(client, writer):
+    asked = {"model": "tiny", "prompt": "the", "max_tokens": 12, "temperature": 0}
+    tokens = byte_tokenizer().encode("abc").tolist()
+    texts = []
+    for penalties in ({}, {"presence_penalty": 2}, {"frequency_penalty": -1.5}):
+        how = {"logit_bias": {str(token): 90 for token in tokens}, **penalties}
+        (choice,) = client.completions.create(**asked, **how).choices
+        (wanted,) = writer.complete(["the"], 12, temperature=0, logit_bias=dict.fromkeys(tokens, 90), **penalties)
+        assert choice.text == wanted.text and set(choice.text) <= set("abc")
+        texts.append(choice.text)
+    assert len(set(texts)) > 1
+
+
 def test_models(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "polyarr"
@@ -141,7 +178,7 @@ def test_the_client_knows_the_errors(client):
         (openai.NotFoundError, {"model": "gpt-4"}),
         (openai.BadRequestError, {"n": 1000}),
         (openai.BadRequestError, {"max_tokens": LENGTH}),
-        (openai.BadRequestError, {"logprobs": 3}),
+        (openai.BadRequestError, {"logprobs": 6}),
     ):
         with pytest.raises(kind) as caught:
             client.completions.create(**{**ask, **changes})
@@ -236,17 +273,17 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POLYARR_BACKEND", "numpy")
     write_model(tmp_path / "SmolLM2-135M-Instruct", context_length=64)
     blocks = [(kind, block.replace("8000", port)) for kind, block in BLOCK.findall(PAGE.read_text())]
-    assert [kind for kind, _ in blocks] == ["sh", "bash", "python", "python"]
+    assert [kind for kind, _ in blocks] == ["sh", "bash", "python", "bash", "console", "python"]
     importing, serving = (shlex.split(line) for line in blocks[0][1].splitlines())
     main(importing[1:], standalone_mode=False)
     with process_of(serving[1:]):
-        for line in blocks[1][1].replace("\\\n", " ").splitlines():
+        for line in (blocks[1][1] + blocks[3][1]).replace("\\\n", " ").splitlines():
             answer = subprocess.run([*shlex.split(line), "-sS"], capture_output=True, text=True, timeout=PATIENT)
             assert json.loads(answer.stdout).keys() & {"choices", "status"}, answer
         capsys.readouterr()
         exec(blocks[2][1], {})
         assert capsys.readouterr().out
-    program = f"import polyarr as pa\npa.set_backend('numpy')\n{blocks[3][1]}"
+    program = f"import polyarr as pa\npa.set_backend('numpy')\n{blocks[5][1]}"
     found = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20) as client:

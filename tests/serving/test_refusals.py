@@ -47,16 +47,34 @@ BAD = {
     "flag": (COMPLETION, {**ASK, "temperature": True}, 400, "temperature: true was given; it must be a num"),
     "top_p": (COMPLETION, {**ASK, "top_p": 0}, 400, "top_p: 0 was given; it must be above 0"),
     "half a token": (COMPLETION, {**ASK, "max_tokens": 1.5}, 400, "max_tokens: 1.5 was given; it must be an integer"),
-    "no tokens": (COMPLETION, {**ASK, "max_tokens": 0}, 400, "max_tokens: 0 was given; it must be at least 1"),
+    "no tokens": (COMPLETION, {**ASK, "max_tokens": 0}, 400, "max_tokens: 0 was given; it must be at least 1 without"),
+    "no tokens of a chat": (TALK, {**SAY, "max_tokens": 0}, 400, "max_tokens: 0 was given; it must be at least 1"),
     "n": (COMPLETION, {**ASK, "n": 10**9}, 400, "n: 1000000000 texts for each of 1 prompts; there may be 16"),
     "prompts": (COMPLETION, {**ASK, "prompt": ["a"] * (MAX_ROWS + 1)}, 400, "n: 1 texts for each of 17 prompts"),
     "seed": (COMPLETION, {**ASK, "seed": 2**64}, 400, "seed: 18446744073709551616 was given; it must be"),
     "stop": (COMPLETION, {**ASK, "stop": ""}, 400, "a text with 1 or more characters"),
     "stops": (COMPLETION, {**ASK, "stop": ["a"] * 17}, 400, "it must be a list with 16 or fewer elements"),
     "stream": (COMPLETION, {**ASK, "stream": 1}, 400, "stream: 1 was given; it must be true or false"),
-    "logprobs": (COMPLETION, {**ASK, "logprobs": 1}, 400, "logprobs is not supported; leave it out"),
-    "echo": (COMPLETION, {**ASK, "echo": True}, 400, "echo: true was given; it must be false"),
-    "penalty": (COMPLETION, {**ASK, "presence_penalty": 0.5}, 400, "presence_penalty: 0.5 was given; it must be 0"),
+    "logprobs": (COMPLETION, {**ASK, "logprobs": 6}, 400, "logprobs: 6 was given; it must be at most 5"),
+    "logprobs of a chat": (COMPLETION, {**ASK, "logprobs": True}, 400, "logprobs: true was given; it must be an int"),
+    "a number for a chat": (TALK, {**SAY, "logprobs": 3}, 400, "logprobs: 3 was given; it must be true or false"),
+    "top_logprobs": (TALK, {**SAY, "logprobs": True, "top_logprobs": 21}, 400, "it must be at most 20"),
+    "top alone": (TALK, {**SAY, "top_logprobs": 2}, 400, "top_logprobs: 2 was given; then logprobs must be true"),
+    "top of text": (COMPLETION, {**ASK, "top_logprobs": 2}, 400, "top_logprobs is not supported; there may be"),
+    "echo": (COMPLETION, {**ASK, "echo": 1}, 400, "echo: 1 was given; it must be true or false"),
+    "echo of a chat": (TALK, {**SAY, "echo": True}, 400, "echo is not supported; leave it out"),
+    "penalty": (COMPLETION, {**ASK, "presence_penalty": 2.5}, 400, "presence_penalty: 2.5 was given; it must be"),
+    "reward": (TALK, {**SAY, "frequency_penalty": -3}, 400, "frequency_penalty: -3 was given; it must be at least -2"),
+    "bias": (COMPLETION, {**ASK, "logit_bias": {"5": 101}}, 400, "101 was given; it must be at most 100"),
+    "biases": (COMPLETION, {**ASK, "logit_bias": {str(n): 1 for n in range(1025)}}, 400, "an object with 1024"),
+    "list of biases": (COMPLETION, {**ASK, "logit_bias": [5]}, 400, "logit_bias: [5] was given; it must be an object"),
+    "bias of a word": (COMPLETION, {**ASK, "logit_bias": {"the": 1}}, 400, "logit_bias: 'the' is no token; they are"),
+    "bias beyond": (COMPLETION, {**ASK, "logit_bias": {"257": 1}}, 400, "logit_bias: '257' is no token; they are from"),
+    "long bias": (COMPLETION, {**ASK, "logit_bias": {"9" * 5000: 1}}, 400, "is no token; they are from 0 to 256"),
+    "lines of a bias": (TALK, {**SAY, "logit_bias": {"\n'" * 5000: 500}}, 400, "500 was given; it must be"),
+    "best_of": (COMPLETION, {**ASK, "best_of": 2, "n": 3}, 400, "best_of: 2 was given; it must be at least n"),
+    "many": (COMPLETION, {**ASK, "best_of": 17}, 400, "best_of: 17 texts for each of 1 prompts; there may be 16"),
+    "best stream": (COMPLETION, {**ASK, "best_of": 3, "stream": True}, 400, "best_of: 3 was given; it must be n"),
     "tools": (TALK, {**SAY, "tools": []}, 400, "tools is not supported; leave it out"),
     "messages": (TALK, {**SAY, "messages": "a"}, 400, "messages: \"a\" was given; it must be a list"),
     "no messages": (TALK, {**SAY, "messages": []}, 400, "messages: [] was given; it must be a list with 1"),
@@ -118,7 +136,7 @@ _values = st.recursive(
 _keys = st.sampled_from(
     ["model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
      "repetition_penalty", "seed", "n", "stop", "stream", "stream_options", "frequency_penalty", "logit_bias", "user",
-     "response_format", "echo"]
+     "response_format", "echo", "logprobs", "top_logprobs", "presence_penalty", "best_of"]
 )  # fmt: skip
 _bodies = st.builds(
     lambda base, changes: {**base, **changes}, st.sampled_from([ASK, SAY]), st.dictionaries(_keys, _values)
@@ -128,6 +146,8 @@ _bodies = st.builds(
 @given(path=st.sampled_from([COMPLETION, TALK]), body=_values | _bodies | st.binary(max_size=20))
 @example(path=COMPLETION, body={**ASK, "prompt": [[[]]]})
 @example(path=COMPLETION, body={**ASK, "temperature": 5e-324, "top_p": 5e-324, "min_p": 1.0, "top_k": 1})
+@example(path=COMPLETION, body={**ASK, "logprobs": 5, "echo": True, "max_tokens": 0, "best_of": 3, "n": 2})
+@example(path=COMPLETION, body={**ASK, "logit_bias": {"a": [[[]]]}})
 @example(path=COMPLETION, body={**ASK, "temperature": 2, "repetition_penalty": 0.01, "seed": -1, "n": 16})
 def test_no_body_is_a_fault_of_the_server(client, path, body):
     found = client(path, body)
@@ -143,7 +163,7 @@ def test_no_body_is_a_fault_of_the_server(client, path, body):
 def test_no_depth_is_a_fault_of_the_server(client, depth):
     """JSON deep enough to be parsed, and too deep to be printed."""
     for deep in (b"[" * depth + b"]" * depth, b'{"a":' * depth + b"1" + b"}" * depth):
-        for key in (b"prompt", b"messages", b"user"):
+        for key in (b"prompt", b"messages", b"user", b"logit_bias"):
             found = client(COMPLETION, b'{"model": "tiny", "%s": %s}' % (key, deep))
             assert found.status_code == 400 and error_of(found)
 
