@@ -44,7 +44,15 @@ from polyarr.nn import merge_lora
     help="Host name by which clients may call the server, or *.NAME; may be repeated.",
 )
 @click.option(
-    "--api-key-file", "keys", type=click.Path(path_type=Path), help="Require one of the API keys in a file."
+    "--api-key-file", "file", type=click.Path(path_type=Path), help="Require one of the API keys in a file."
+)
+@click.option(
+    "--api-key", "key", metavar="KEY", envvar="POLYARR_API_KEY",
+    help="Require an API key; better in the environment, since others can see a command.  [default: $POLYARR_API_KEY]",
+)
+@click.option(
+    "--cors", "origins", multiple=True, metavar="ORIGIN",
+    help="Let web pages of an origin, such as https://app.example, use the server; may be repeated.  *: all pages.",
 )
 @click.option(
     "--per-client", type=click.IntRange(min=1),
@@ -64,19 +72,22 @@ def command(
     waiting: int,
     timeout: float,
     trust_messages: bool,
-    keys: Path | None,
+    file: Path | None,
+    key: str | None,
+    origins: tuple[str, ...],
     **access: Any,
 ) -> None:
     """Serve the model in DIR to clients of the OpenAI API: /v1/completions and /v1/chat/completions."""
     serving = extra("polyarr.serving.server", "serve")
     name = name or folder.resolve().name
-    found = serving.read_keys(keys) if keys else ()
+    keys = serving.api_keys(file, key)
+    serving.check_origins(origins)  # before the model is loaded
     with serving.listen(host, port) as listener:  # before the model is loaded, so that a bad address fails at once
         choose_backend(backend)
         model, tokenizer = loaded(folder, checkpoint)
         model = merge_lora(model)
         limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **access}
-        server = serving.server_of(model, tokenizer, name, host, keys=found, **limits)
+        server = serving.server_of(model, tokenizer, name, host, keys=keys, origins=origins, **limits)
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
         click.echo(

@@ -1,7 +1,9 @@
-"""Access control: allowed host names, API keys, and limits per client."""
+"""Access control: allowed host names, web pages of other sites, API keys, and limits per client."""
 
 import hmac
 import ipaddress
+import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +30,14 @@ class Access:
         keys: API keys, one of which a request must have. Empty: requests need none.
         slots: Largest number of concurrent requests of one client, waiting ones included. None: no limit per client.
         connections: Largest number of connections of one client. None: any number.
+        origins: Origins, such as https://app.example, whose web pages may call the server (CORS); *: all.
     """
 
     hosts: frozenset[str] = frozenset()
     keys: frozenset[bytes] = frozenset()
     slots: int | None = None
     connections: int | None = None
+    origins: frozenset[str] = frozenset()
 
     def refused(self, scope: Scope) -> RefusedError | None:
         """Return the error for a request that is not allowed, or None."""
@@ -76,31 +80,54 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def read_keys(path: Path) -> frozenset[bytes]:
-    """Return the API keys in a file, one on each line.
+def api_keys(path: Path | None, key: str | None) -> frozenset[bytes]:
+    """Return the API keys in a file, one on each line, and a further one.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: The file has no key, or a key with blanks.
+        ValueError: The file has no key, or a key has blanks.
     """
-    keys = frozenset(filter(None, map(bytes.strip, read_regular(path, _MAX_KEYS).splitlines())))
-    if not keys or any(len(key.split()) > 1 for key in keys):
-        raise ValueError(f"{path}: it must have an API key without blanks on each line, and at least one")
-    return keys
+    keys: frozenset[bytes] = frozenset()
+    if path is not None:
+        keys = frozenset(filter(None, map(bytes.strip, read_regular(path, _MAX_KEYS).splitlines())))
+        if not keys or any(len(one.split()) > 1 for one in keys):
+            raise ValueError(f"{path}: it must have an API key without blanks on each line, and at least one")
+    if key is None:
+        return keys
+    if len(os.fsencode(key).split()) != 1:
+        raise ValueError("--api-key: it must be a key without blanks")
+    return keys | {os.fsencode(key).strip()}
+
+
+def check_origins(origins: Collection[str]) -> None:
+    """Raise ValueError unless all origins are such as browsers send them, or *."""
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s@?#A-Z]+", origin):
+            text = "it must be such as https://app.example or http://localhost:3000, or *, without a path"
+            raise ValueError(f"CORS: the origin is {in_one_line(origin)!r}; {text}")
 
 
 def access_of(
-    host: str, waiting: int, hosts: Collection[str] = (), keys: Collection[bytes] = (), per_client: int | None = None
+    host: str,
+    waiting: int,
+    hosts: Collection[str] = (),
+    keys: Collection[bytes] = (),
+    per_client: int | None = None,
+    origins: Collection[str] = (),
 ) -> Access:
     """Return the access rules of a server that listens at `host`.
 
     At a loopback address, clients must call the server by a loopback name, and one client may have all requests. At
     other addresses one client may have a quarter of them. `per_client` overrides that number.
+
+    Raises:
+        ValueError: An origin is none.
     """
+    check_origins(origins)
     here = is_loopback(host)
     names = (*LOOPBACK, host.lower(), *(name.lower() for name in hosts)) if here or hosts else ()
-    quarter = None if here else max(1, (1 + waiting) // 4)
-    return Access(frozenset(names), frozenset(keys), per_client or quarter, None if here else 100)
+    slots = per_client or (None if here else max(1, (1 + waiting) // 4))
+    return Access(frozenset(names), frozenset(keys), slots, None if here else 100, frozenset(origins))
 
 
 def _host(named: str) -> str | None:

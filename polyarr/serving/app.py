@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -59,7 +60,7 @@ class Service:
         ]
         app = Starlette(routes=paths, exception_handlers={RefusedError: _refused, HTTPException: _no_such_path})
         app.router.redirect_slashes = False
-        return self._guarded(app)
+        return self._with_cors(self._guarded(app))
 
     def end(self) -> None:
         """Abort all pending requests, and refuse later ones."""
@@ -97,6 +98,13 @@ class Service:
 
     def _described(self) -> dict[str, Any]:
         return {"id": self.model, "object": "model", "created": self.created, "owned_by": "polyarr"}
+
+    def _with_cors(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that lets web pages of the allowed origins read its answers (CORS)."""
+        if not self.access.origins:
+            return app
+        allowed = {"allow_origins": sorted(self.access.origins), "allow_methods": ["GET", "POST"]}
+        return CORSMiddleware(app, allow_headers=["*"], expose_headers=["retry-after"], **allowed)
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Return an application that checks access first; host names are checked to stop DNS rebinding by web pages."""

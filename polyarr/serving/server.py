@@ -16,7 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from polyarr.models.completion import Writer
 from polyarr.models.decoder import LanguageModel
 from polyarr.serving.access import access_of, client_of, is_loopback
-from polyarr.serving.access import read_keys as read_keys
+from polyarr.serving.access import api_keys as api_keys
+from polyarr.serving.access import check_origins as check_origins
 from polyarr.serving.app import CLIENT_TIMEOUT, Service, error_answer
 from polyarr.serving.protocol import Limits, RefusedError
 from polyarr.serving.worker import Worker
@@ -167,6 +168,7 @@ def server_of(
     hosts: Collection[str] = (),
     keys: Collection[bytes] = (),
     per_client: int | None = None,
+    origins: Collection[str] = (),
 ) -> Server:
     """Return a server of a model on the current backend; `run([socket])` serves until a signal comes.
 
@@ -183,12 +185,13 @@ def server_of(
         keys: API keys, one of which a request must have; (): requests need none.
         per_client: Largest number of concurrent requests of one client; None: all at a loopback address, else a
             quarter.
+        origins: Origins, such as https://app.example, whose web pages may call the server; "*": all.
 
     Returns:
         The server, whose kernels are compiled.
 
     Raises:
-        ValueError: The tokenizer does not fit the model, or `length` is out of range.
+        ValueError: The tokenizer does not fit the model, `length` is out of range, or an origin is none.
     """
     context = model.config.context_length
     if length is not None and not 1 <= length <= context:
@@ -199,7 +202,7 @@ def server_of(
         pass
     programs.wait()
     limits = Limits(length or context, seconds, is_trusted=is_trusted)
-    access = access_of(host, waiting, hosts, keys, per_client)
+    access = access_of(host, waiting, hosts, keys, per_client, origins)
     return Server(Service(Worker(writer, programs, waiting), name, limits, access))
 
 

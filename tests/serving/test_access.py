@@ -8,7 +8,7 @@ httpx = pytest.importorskip("httpx")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from polyarr.serving.access import Access, access_of, client_of, read_keys  # noqa: E402
+from polyarr.serving.access import Access, access_of, api_keys, check_origins, client_of  # noqa: E402
 from polyarr.serving.app import Service  # noqa: E402
 from polyarr.serving.protocol import Limits, RefusedError  # noqa: E402
 from polyarr.serving.server import IdleClosingProtocol  # noqa: E402
@@ -17,13 +17,14 @@ from polyarr.text import CharTokenizer  # noqa: E402
 from polyarr.text.sandbox import SandboxedTokenizer  # noqa: E402
 
 
-def ask(access, path="/v1/models", **headers):
+def ask(access, path="/v1/models", method="GET", **headers):
     worker = Worker(None, SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
     app = Service(worker, "tiny", Limits(9), access).app()
 
     async def asked():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            return await client.get(path, headers=headers)
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            return await client.request(method, path, headers=named)
 
     try:
         return asyncio.run(asked())
@@ -61,11 +62,42 @@ def test_api_keys():
 def test_the_file_of_keys(tmp_path):
     path = tmp_path / "keys"
     path.write_bytes(b"sk-one\n\n  sk-two\r\n")
-    assert read_keys(path) == {b"sk-one", b"sk-two"}
+    assert api_keys(path, None) == {b"sk-one", b"sk-two"}
+    assert api_keys(path, "sk-é") == {b"sk-one", b"sk-two", "sk-é".encode()} and api_keys(None, None) == frozenset()
+    for wrong in ("", " ", "two words"):
+        with pytest.raises(ValueError, match=r"^--api-key: it must be a key without blanks$"):
+            api_keys(None, wrong)
     for wrong in (b"", b"\n \n", b"two words\n"):
         path.write_bytes(wrong)
         with pytest.raises(ValueError, match=r"keys: it must have an API key without blanks on each line"):
-            read_keys(path)
+            api_keys(path, None)
+
+
+def test_web_pages_of_allowed_origins():
+    """A browser asks before it sends JSON or a key; a page of another origin gets no permission, and no answer."""
+    access = access_of("127.0.0.1", 32, keys=[b"sk"], origins=["https://app.example", "http://localhost:3000"])
+    asking = {"access_control_request_method": "POST", "access_control_request_headers": "authorization,content-type"}
+    for origin in access.origins:
+        found = ask(access, "/v1/completions", "OPTIONS", origin=origin, **asking)
+        assert found.status_code == 200 and found.headers["access-control-allow-origin"] == origin
+        assert found.headers["access-control-allow-headers"] == "authorization,content-type"
+        assert ask(access, origin=origin, authorization="Bearer sk").headers["access-control-allow-origin"] == origin
+        refused = ask(access, origin=origin)
+        assert refused.status_code == 401 and refused.headers["access-control-allow-origin"] == origin
+        assert ask(access, origin=origin, authorization="Bearer sk", host="evil.example").status_code == 403
+    for origin in ("https://evil.example", "http://app.example", "https://app.example.evil", "null"):
+        assert ask(access, "/v1/completions", "OPTIONS", origin=origin, **asking).status_code == 400
+        assert "access-control-allow-origin" not in ask(access, origin=origin, authorization="Bearer sk").headers
+    anybody = Access(origins=frozenset("*"))
+    assert ask(anybody, origin="https://any.example").headers["access-control-allow-origin"] == "*"
+    assert ask(Access(), "/v1/completions", "OPTIONS", origin="https://app.example", **asking).status_code == 405
+
+
+@pytest.mark.parametrize("origin", ["", "app.example", "https://", "https://a/", "https://A.example", "http://a b"])
+def test_what_is_no_origin(origin):
+    check_origins(["*", "https://app.example", "http://[::1]:80"])
+    with pytest.raises(ValueError, match=r"^CORS: the origin is '.*'; it must be such as https://app.example or "):
+        check_origins([origin])
 
 
 def test_one_client_may_not_have_all_places():

@@ -249,6 +249,17 @@ def test_other_addresses_are_warned_of(folder):
                 client.completions.create(model="mine", prompt="the", max_tokens=98)
 
 
+def test_a_key_of_the_environment_and_web_pages(folder, monkeypatch):
+    monkeypatch.setenv("POLYARR_API_KEY", "sk-one")
+    with served(folder, "--cors", "https://app.example") as (_, address):
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+                client.models.list()
+        with openai.OpenAI(base_url=address, api_key="sk-one", max_retries=0) as client:
+            found = client.models.with_raw_response.list(extra_headers={"Origin": "https://app.example"})
+            assert found.headers["access-control-allow-origin"] == "https://app.example"
+
+
 def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -256,6 +267,8 @@ def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
             ((folder, "--port", port), f"polyarr: 127.0.0.1:{port}: Address already in use"),
             ((folder, "--port", 0, "--host", "no.such.host.invalid"), "polyarr: no.such.host.invalid:0: "),
             ((folder, "--port", 0, "--length", 10**9), "polyarr: server_of: length is 1000000000; it must be"),
+            ((folder, "--port", 0, "--cors", "a.example"), "polyarr: CORS: the origin is 'a.example'; it must be"),
+            ((folder, "--port", 0, "--api-key", "a b"), "polyarr: --api-key: it must be a key without blanks"),
             ((tmp_path / "none", "--port", 0), f"polyarr: {tmp_path / 'none'}: no such file or folder"),
         ):
             with pytest.raises(SystemExit) as ended:
