@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +20,7 @@ from polyarr.models.completion import Completion, Part, joined
 from polyarr.schema import in_one_line
 from polyarr.serving.access import Access, client_of
 from polyarr.serving.answers import Events, whole
+from polyarr.serving.metrics import CONTENT_TYPE, Metrics
 from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError
 from polyarr.serving.worker import Slot, Worker
 
@@ -48,11 +49,13 @@ class Service:
     def __init__(self, worker: Worker, model: str, limits: Limits, access: Access | None = None) -> None:
         self.worker, self.model, self.limits, self.access = worker, model, limits, access or Access()
         self.created, self._ending = int(time.time()), asyncio.Event()
+        self.metrics = Metrics(limits.tokens)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""
         paths = [
             Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route("/v1/completions", Endpoint(self, is_chat=False), methods=["POST"]),
@@ -88,6 +91,9 @@ class Service:
     async def _health(self, _: Request) -> Answer:
         return Answer({"status": "ok", "model": self.model, "requests": self.worker.requests})
 
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.metrics.to_text(self.worker.requests), media_type=CONTENT_TYPE)
+
     async def _models(self, _: Request) -> Answer:
         return Answer({"object": "list", "data": [self._described()]})
 
@@ -107,11 +113,19 @@ class Service:
         return CORSMiddleware(app, allow_headers=["*"], expose_headers=["retry-after"], **allowed)
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that checks access first; host names are checked to stop DNS rebinding by web pages."""
+        """Return an application that checks access first, and counts responses.
+
+        Host names are checked to stop DNS rebinding by web pages.
+        """
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            def counting(message: Message) -> Awaitable[None]:
+                if message["type"] == "http.response.start":
+                    self.metrics.count_response(message["status"])
+                return send(message)
+
             refused = self.access.refused(scope) if scope["type"] == "http" else None
-            await (error_answer(refused) if refused else app)(scope, receive, send)
+            await (error_answer(refused) if refused else app)(scope, receive, counting)
 
         return guarded
 
@@ -146,9 +160,11 @@ class Endpoint:
 
     async def _write(self, body: bytes, reply: "Reply", slot: contextlib.ExitStack, mine: Slot) -> None:
         """Generate and send texts; the slot is freed before the last part is sent, so the client can ask again."""
-        service = self.service
+        service, began = self.service, time.perf_counter()
         request = await service.worker.read(body, self.is_chat, service.model, service.limits, mine)
-        async with contextlib.aclosing(service.worker.write(request)) as parts:
+        async with contextlib.aclosing(
+            service.metrics.counted(request, service.worker.write(request), began)
+        ) as parts:
             if not request.is_stream:
                 texts = await _joined(request, parts)
                 slot.close()
@@ -256,7 +272,7 @@ async def _refused(_: Request, refused: RefusedError) -> Answer:
 
 async def _no_such_path(request: Request, error: HTTPException) -> Answer:
     allowed = sorted((error.headers or {}).get("Allow", "").split(", "))
-    way_out = "there are GET /v1/models and /health, POST /v1/completions and /v1/chat/completions"
+    way_out = "there are GET /v1/models, /health and /metrics, POST /v1/completions and /v1/chat/completions"
     if error.status_code == 405:
         way_out = f"it must be {', '.join(allowed)}"
     reason = f"{request.method} {in_one_line(request.url.path)}: {error.detail}; {way_out}"
