@@ -22,9 +22,10 @@ from polyarr.training.pretrained import import_model
 def command(
     path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, overwrite: bool
 ) -> None:
-    """Import a GPT-2, Llama or Qwen2 model, or the tutorial's GPT, from a Hugging Face folder or a safetensors file.
+    """Import a language model from a Hugging Face folder or a safetensors file.
 
-    A file needs its config.json beside it. Nothing is ever unpickled.
+    It may be a GPT-2, Llama, Mistral, Qwen, Gemma or OLMo 2, or the tutorial's GPT. A file needs its config.json beside
+    it. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     how = {"context_length": context, "tokenizer": given, "adapters": adapters, "overwrite": overwrite}

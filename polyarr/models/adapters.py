@@ -15,7 +15,7 @@ from polyarr import creation
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import hint_of_others, read_json
-from polyarr.models.formats import WRITTEN, Format
+from polyarr.models.formats import Format, written_format
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import Linear, LoRALinear
 from polyarr.nn.lora import replaced
@@ -141,10 +141,10 @@ def save_adapters(
 
 
 def _format(op: str, model: LanguageModel) -> Format:
-    form = WRITTEN["huggingface"].get(type(model))
-    if form is None:
-        raise ValueError(f"{op}: model is {type(model).__name__}; it must be a GPTModel or a LlamaModel")
-    return form
+    try:
+        return written_format(model, "huggingface")
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
 
 
 def _names(form: Format, own: str) -> list[str]:

@@ -10,7 +10,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS, described, shown
 from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, quantised
-from polyarr.nn.attention import unpadded
+from polyarr.nn.attention import unpadded, windowed
 from polyarr.ops.validation import check_array, whole
 
 MAX_SIZE = 2**31 - 1  # largest int32: backends index arrays with it
@@ -176,10 +176,14 @@ class LanguageModel(Module):
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
 
-    def through_blocks(self, x: Array, mask: Array | None, caches: list | None, *args: Any) -> Array:
-        """Return x (B, T, C) after all blocks, which are called with (x, mask, their own cache, *args)."""
-        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks), strict=True):
-            x = (checkpoint(block.__call__) if self.recompute else block)(x, mask, cache, *args)  # (B, T, C)
+    def through_blocks(
+        self, x: Array, masks: list[Array | None], caches: list | None, position: int | None, *others: list
+    ) -> Array:
+        """Return x (B, T, C) after all blocks; masks, caches and others have an element for each block."""
+        for block, mask, cache, *own in zip(
+            self.blocks, masks, caches or [None] * len(self.blocks), *others, strict=True
+        ):
+            x = (checkpoint(block.__call__) if self.recompute else block)(x, mask, cache, position, *own)  # (B, T, C)
         return x
 
     def with_context(self, length: int) -> Self:
@@ -220,12 +224,22 @@ class LanguageModel(Module):
         return self.out_head(x) if self.out_head else ops.linear(x, self.tok_emb.weight)  # (B, T, V)
 
     def _attention_mask(
-        self, tokens: Array, caches: list[KeyValueCache] | None, position: int | None, padding: Array | None
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None,
+        position: int | None,
+        padding: Array | None,
+        window: int = 0,
     ) -> Array | None:
-        """Return the mask of attention: of cached and padded positions, or None if the causal mask is enough."""
+        """Return the mask of attention: of cached, padded and far positions, or None if the causal mask is enough."""
+        count = tokens.shape[1]
         if position is not None and caches is not None:
-            return caches[0].seen(tokens.shape[1], position, padding)  # (T, S) or (B, 1, T, S)
-        return None if padding is None else unpadded(padding, tokens.shape[1])  # (B, 1, 1, T)
+            return caches[0].seen(count, position, padding, window)  # (T, S) or (B, 1, T, S)
+        near = windowed(tokens, count, window) if 0 < window < count else None  # (T, T)
+        if padding is None:
+            return near
+        mask = unpadded(padding, count)  # (B, 1, 1, T)
+        return mask if near is None else mask & near
 
     def _check(self, tokens: Array, position: int | None) -> None:
         # Within a compiled function the position is a scalar input; its value is unknown, so only T is checked.

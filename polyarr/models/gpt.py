@@ -129,5 +129,5 @@ class GPTModel(LanguageModel):
         else:
             positions = self.pos_emb(positions_of(tokens, count, start, padding)[..., 0])  # (B, T, C)
         x = self.drop_emb(self.tok_emb(tokens) + positions)  # (B, T, C)
-        mask = self._attention_mask(tokens, caches, position, padding)
-        return self.final_norm(self.through_blocks(x, mask, caches, position))  # (B, T, C)
+        masks = [self._attention_mask(tokens, caches, position, padding)] * len(self.blocks)
+        return self.final_norm(self.through_blocks(x, masks, caches, position))  # (B, T, C)

@@ -1,11 +1,13 @@
-"""Llama, Qwen2 and SmolLM2: rotary positions, RMS norms, gated feed-forward, grouped-query attention."""
+"""Llama and its relatives (Mistral, Qwen, Gemma, OLMo 2): rotary positions, RMS norms, gated feed-forward layers."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from polyarr import ops
 from polyarr.core.array import Array
+from polyarr.core.spec import shown
 from polyarr.models.decoder import MAX_SIZE, Config, LanguageModel
 from polyarr.nn import (
     Embedding,
@@ -20,6 +22,7 @@ from polyarr.nn import (
     normal,
     turns,
 )
+from polyarr.ops.nn import ACTIVATIONS
 
 SMOLLM2_135M = {
     "vocab_size": 49152,
@@ -61,12 +64,15 @@ LLAMA_3_2_1B = {
     "tie_embeddings": True,
 }
 PRESETS = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_0_5B, "llama-3.2-1b": LLAMA_3_2_1B}
+NORM_PLACES = ("before", "after", "both")
+QK_NORMS = ("none", "head", "all")
+SCALINGS = ("llama3", "yarn", "linear")
 _MAX_NUMBER = 1e12  # largest base or factor: the angles computed from it still fit float32
 
 
 @dataclass(frozen=True)
 class LlamaConfig(Config):
-    """Configuration of a model of the Llama family.
+    """Configuration of a model of the Llama family or one of its relatives.
 
     Args:
         vocab_size: Number of tokens.
@@ -84,15 +90,26 @@ class LlamaConfig(Config):
         out_bias: Whether the output projection of attention has a bias.
         tie_embeddings: Whether the head shares the weight of the token embedding.
         ff_bias: Whether the three feed-forward layers have a bias.
+        activation: Activation of the feed-forward layers: "silu", "gelu", "gelu_tanh" or "relu".
+        norm_place: Where the norms of a block are: "before" attention and feed-forward layer, "after", or "both".
+        norm_offset: Number added to the weights of the norms: 1.0 in Gemma's models.
+        qk_norm: Norms of queries and keys: "none", of each "head", or of "all" heads together.
+        windows: Size of the sliding window of each block, its own position included; 0 for attention to all earlier
+            positions. A shorter list is repeated; an empty one stands for zeros.
+        local_rope_theta: Base of the rotary embeddings, without scaling, of blocks with a window; None: as in others.
+        embedding_scale: Factor of the embeddings.
+        attention_scale: Factor of the attention scores; None for 1 / sqrt(head_size).
+        attention_softcap: Limit c of the attention scores, which become c tanh(score / c); None for no limit.
+        logit_softcap: Limit of the logits, likewise.
 
     Raises:
         ValueError: A field is of another type or out of range, or a size does not divide as it must.
 
     Examples:
         >>> from polyarr.models import LlamaConfig
-        >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
-        >>> LlamaConfig(**sizes, n_kv_heads=1, hidden_dim=16, head_size=4).rope_theta
-        10000.0
+        >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 3}
+        >>> LlamaConfig(**sizes, n_kv_heads=1, hidden_dim=16, head_size=4, windows=(4, 0)).windows
+        (4, 0, 4)
     """
 
     n_kv_heads: int
@@ -105,6 +122,16 @@ class LlamaConfig(Config):
     out_bias: bool = False
     tie_embeddings: bool = False
     ff_bias: bool = False
+    activation: str = "silu"
+    norm_place: str = "before"
+    norm_offset: float = 0.0
+    qk_norm: str = "none"
+    windows: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
 
     _max_sizes: ClassVar[dict[str, int]] = Config._max_sizes | dict.fromkeys(
         ("n_kv_heads", "hidden_dim", "head_size"), MAX_SIZE
@@ -118,28 +145,64 @@ class LlamaConfig(Config):
             self._refuse(f"head_size is {self.head_size}; it must be even")
         self._check_number("rope_theta", self.rope_theta, 1, _MAX_NUMBER)
         self._check_number("norm_eps", self.norm_eps, 0, 1)
+        self._check_number("norm_offset", self.norm_offset, 0, 1)
+        activations = [name for name in ACTIVATIONS if name]
+        for name, known in {"activation": activations, "norm_place": NORM_PLACES, "qk_norm": QK_NORMS}.items():
+            self._check_known(name, getattr(self, name), known)
+        for name in ("embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"):
+            if (value := getattr(self, name)) is not None:
+                self._check_number(name, value, 1e-6, _MAX_NUMBER)
+        if self.local_rope_theta is not None:
+            self._check_number("local_rope_theta", self.local_rope_theta, 1, _MAX_NUMBER)
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", self._checked_scaling(self.rope_scaling))
+        object.__setattr__(self, "windows", self._checked_windows(self.windows))
+        if self.attention_scale == self.head_size**-0.5:
+            object.__setattr__(self, "attention_scale", None)
+
+    def _check_known(self, name: str, value: Any, known: Iterable[str]) -> None:
+        if not isinstance(value, str) or value not in known:
+            self._refuse(f"{name} is {shown(value)}; it must be {' or '.join(map(repr, known))}")
 
     def _checked_scaling(self, given: Any) -> RotaryScaling:
         names, values = RotaryScaling._fields, tuple(given) if isinstance(given, (list, tuple)) else ()
-        if len(values) != len(names):
+        if not 1 <= len(values) <= len(names):
             self._refuse(f"rope_scaling is {given!r}; it must be {', '.join(names)}")
-        for name, value in zip(names, values, strict=True):
-            self._check_number(f"rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
         found = RotaryScaling(*values)
+        self._check_known("rope_scaling's kind", found.kind, SCALINGS)
+        for name, value in found._asdict().items():
+            if name != "kind":
+                self._check_number(f"rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
         if not found.low_freq_factor < found.high_freq_factor:
             self._refuse("rope_scaling's low_freq_factor is not below its high_freq_factor; it must be")
         return found
 
+    def _checked_windows(self, given: Any) -> tuple[int, ...]:
+        """Return a window for each block, or () if there are none."""
+        if not isinstance(given, (list, tuple)) or not all(type(w) is int and 0 <= w <= MAX_SIZE for w in given):
+            self._refuse(f"windows is {shown(given)}; it must be a list of ints from 0 to {MAX_SIZE}")
+        if len(given) > self.n_layers:
+            self._refuse(f"windows has {len(given)} numbers; it must have at most n_layers of them, {self.n_layers}")
+        return tuple(given[i % len(given)] for i in range(self.n_layers)) if any(given) else ()
+
+    def norm(self, size: int) -> RMSNorm:
+        """Return a new norm of vectors of length `size`."""
+        return RMSNorm(size, self.norm_eps, self.norm_offset)
+
 
 class LlamaBlock(Module):
-    """Pre-norm block: attention and a gated feed-forward layer, each with a residual connection."""
+    """Block of attention and a gated feed-forward layer, each with norms before or after it and a residual connection.
+
+    Args:
+        config: The configuration of the model.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         # GPT-2's initialization: the papers of these models do not state their own.
         init, out_init = normal(0.02), normal(0.02 / math.sqrt(2 * config.n_layers))
-        self.norm1, self.norm2 = (RMSNorm(config.emb_dim, config.norm_eps) for _ in range(2))
+        is_before, is_after = config.norm_place != "after", config.norm_place != "before"
+        self.norm1, self.norm2 = (config.norm(config.emb_dim) if is_before else None for _ in range(2))
+        self.out_norm1, self.out_norm2 = (config.norm(config.emb_dim) if is_after else None for _ in range(2))
         self.att = MultiHeadAttention(
             config.emb_dim,
             config.n_heads,
@@ -148,11 +211,20 @@ class LlamaBlock(Module):
             causal=True,
             qkv_bias=config.qkv_bias,
             out_bias=config.out_bias,
+            q_norm=_head_norm(config, config.n_heads),
+            k_norm=_head_norm(config, config.n_kv_heads),
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
             init=init,
             out_init=out_init,
         )
         self.ff = GatedFeedForward(
-            config.emb_dim, config.hidden_dim, bias=config.ff_bias, init=init, out_init=out_init
+            config.emb_dim,
+            config.hidden_dim,
+            activation=config.activation,
+            bias=config.ff_bias,
+            init=init,
+            out_init=out_init,
         )
 
     def __call__(
@@ -160,8 +232,19 @@ class LlamaBlock(Module):
         rotary_tables: RotaryTables,
     ) -> Array:  # fmt: skip
         """Return the output (B, T, C) of the block for x (B, T, C)."""
-        x = x + self.att(self.norm1(x), mask, cache, position, rotary_tables)  # (B, T, C)
-        return x + self.ff(self.norm2(x))  # (B, T, C)
+        y = self.att(_normed(self.norm1, x), mask, cache, position, rotary_tables)  # (B, T, C)
+        x = x + _normed(self.out_norm1, y)
+        return x + _normed(self.out_norm2, self.ff(_normed(self.norm2, x)))  # (B, T, C)
+
+
+def _normed(norm: RMSNorm | None, x: Array) -> Array:
+    return x if norm is None else norm(x)
+
+
+def _head_norm(config: LlamaConfig, heads: int) -> RMSNorm | None:
+    """Return a new norm of queries or keys with this number of heads, or None."""
+    sizes = {"none": None, "head": config.head_size, "all": heads * config.head_size}
+    return None if (size := sizes[config.qk_norm]) is None else config.norm(size)
 
 
 class LlamaModel(LanguageModel):
@@ -191,7 +274,7 @@ class LlamaModel(LanguageModel):
         init = normal(0.02)
         self.tok_emb = Embedding(config.vocab_size, config.emb_dim, init=init)
         self.blocks = [LlamaBlock(config) for _ in range(config.n_layers)]
-        self.final_norm = RMSNorm(config.emb_dim, config.norm_eps)
+        self.final_norm = config.norm(config.emb_dim)
         tied, sizes = config.tie_embeddings, (config.emb_dim, config.vocab_size)
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
 
@@ -203,8 +286,33 @@ class LlamaModel(LanguageModel):
         padding: Array | None = None,
     ) -> Array:
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
-        config, count, start = self.config, tokens.shape[1], 0 if position is None else position
+        config = self.config
         x = self.tok_emb(tokens)  # (B, T, C)
-        rotary_tables = turns(x, config.head_size, count, start, config.rope_theta, config.rope_scaling, padding)
-        mask = self._attention_mask(tokens, caches, position, padding)
-        return self.final_norm(self.through_blocks(x, mask, caches, position, rotary_tables))  # (B, T, C)
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
+        windows = config.windows or (0,) * config.n_layers
+        masks = {w: self._attention_mask(tokens, caches, position, padding, w) for w in set(windows)}
+        tables = {w: self._rotary_tables(x, position, padding, w > 0) for w in set(windows)}
+        others = [tables[w] for w in windows]
+        return self.final_norm(self.through_blocks(x, [masks[w] for w in windows], caches, position, others))
+
+    def _rotary_tables(self, x: Array, position: int | None, padding: Array | None, is_local: bool) -> RotaryTables:
+        """Return the rotary tables of the blocks with windows, or of the others, for x (B, T, C)."""
+        config, theta, scaling = self.config, self.config.rope_theta, self.config.rope_scaling
+        if is_local and config.local_rope_theta is not None:
+            theta, scaling = config.local_rope_theta, None
+        start = 0 if position is None else position
+        return turns(x, config.head_size, x.shape[1], start, theta, scaling, padding)
+
+    def _head(self, x: Array) -> Array:
+        logits, cap = super()._head(x), self.config.logit_softcap
+        return logits if cap is None else cap * ops.tanh(logits / cap)
+
+    def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
+        """Return the cross-entropy of `targets` (B, T); arguments and errors are those of LanguageModel.loss.
+
+        A model with a limit of the logits stores all of them, unlike others.
+        """
+        if self.config.logit_softcap is None:
+            return super().loss(tokens, targets, reduction)
+        return ops.cross_entropy(self(tokens), targets, reduction=reduction)

@@ -19,7 +19,7 @@ from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
-from polyarr.models.formats import WRITTEN, Format, format_of
+from polyarr.models.formats import Format, format_of, written_format
 from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving.atomic import write_whole
 from polyarr.saving.tensor_file import Source, TensorFile, write_arrays
@@ -55,10 +55,10 @@ class PretrainedError(ValueError):
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = "float32") -> LanguageModel:
     """Load a language model from a Hugging Face folder, or from a safetensors file beside its config.json.
 
-    The model may be a GPT-2, Llama, Qwen2 or one with their array names, such as SmolLM2, in one file or in several
-    with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of settings. Arrays are read
-    and converted one by one, which takes the memory of the model and a few times that of its largest array. Nothing is
-    ever unpickled.
+    The model may be a GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2 or one with their settings, such as SmolLM2, in one
+    file or in several with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of
+    settings. Arrays are read and converted one by one, which takes the memory of the model and a few times that of its
+    largest array. Nothing is ever unpickled.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -233,9 +233,10 @@ def save_pretrained(
         OSError: The folder holds a model already, or cannot be written to.
     """
     folder, dtype = Path(path), as_dtype(dtype)
-    form = WRITTEN.get(format, {}).get(type(model))
-    if form is None:
-        raise ValueError(f"save_pretrained: {type(model).__name__} as {format!r}; {_formats(model)}")
+    try:
+        form = written_format(model, format)
+    except ValueError as error:
+        raise ValueError(f"save_pretrained: {error}") from None
     complete = form.complete(merge_lora(model))
     settings = form.settings_of(complete.config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -247,11 +248,6 @@ def save_pretrained(
         settings |= {"torch_dtype": dtype.name, "bos_token_id": None, "eos_token_id": None, **special_tokens}
     # Last, because a folder without it holds no model.
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())
-
-
-def _formats(model: LanguageModel) -> str:
-    known = ", ".join(repr(name) for name, models in WRITTEN.items() if type(model) in models)
-    return f"it must be written as {known}" if known else "it must be one of polyarr's models"
 
 
 def _write_weights(folder: Path, model: LanguageModel, form: Format, dtype: np.dtype, limit: int) -> None:

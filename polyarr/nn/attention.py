@@ -3,9 +3,10 @@
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import float32, int32
+from polyarr.core.spec import bfloat16, float16, float32, int32
+from polyarr.core.spec import bool as bool_
 from polyarr.nn.init import Initializer
-from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear
+from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import RotaryTables, rotary
 from polyarr.ops.validation import check_array, whole, within
@@ -63,20 +64,31 @@ class KeyValueCache(Module):
             both = ops.slice_update(self.both, new, (first, 0, 0, position, 0), steps=(1, 1, 1, 1, 1))
             self.both.rebind(both)
 
-    def seen(self, count: int, position: int, padding: Array | None = None) -> Array:
+    def seen(self, count: int, position: int, padding: Array | None = None, window: int = 0) -> Array:
         """Return the attention mask of queries from a position on: the positions that each query attends to.
 
         Args:
             count: Number T of queries.
             position: Position of the first query.
             padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
+            window: Number of positions, its own and earlier ones, that a query attends to; 0 for all.
 
         Returns:
             bool array (T, S), or (B, 1, T, S) with padding.
         """
         rows = ops.iota(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
-        before = ops.iota(0, 1, self.both, size=self.size, dtype=int32) <= rows  # (T, S)
-        return before if padding is None else before & unpadded(padding, self.size)
+        columns = ops.iota(0, 1, self.both, size=self.size, dtype=int32)  # (S,)
+        mask = columns <= rows  # (T, S)
+        if 0 < window < self.size:
+            mask = mask & (columns > rows - window)
+        return mask if padding is None else mask & unpadded(padding, self.size)
+
+
+def windowed(like: Array, count: int, window: int) -> Array:
+    """Return the mask (T, T) of `count` positions that attend to `window` positions, their own and earlier ones."""
+    columns = ops.iota(0, 1, like, size=count, dtype=int32)  # (T,)
+    rows = columns[:, None]  # (T, 1)
+    return (columns <= rows) & (columns > rows - window)
 
 
 def unpadded(padding: Array, size: int) -> Array:
@@ -96,6 +108,11 @@ class MultiHeadAttention(Module):
         drop_rate: Probability with which an attention weight is dropped while training.
         qkv_bias: Whether the projection of queries, keys and values has a bias.
         out_bias: Whether the output projection has a bias.
+        q_norm: Norm of queries before they are rotated: of each head if its weight has the length of a head, otherwise
+            of all heads together; None for none.
+        k_norm: Norm of keys, likewise.
+        scale: Factor of the scores; None for 1 / sqrt(head_size).
+        softcap: Limit c of the scores, which become c tanh(score / c); None for no limit.
         init: Initializer of the first projection, as in Linear.
         out_init: Initializer of the output projection.
 
@@ -122,6 +139,10 @@ class MultiHeadAttention(Module):
         drop_rate: float = 0.0,
         qkv_bias: bool = True,
         out_bias: bool = True,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
         init: Initializer | None = None,
         out_init: Initializer | None = None,
     ) -> None:
@@ -135,6 +156,7 @@ class MultiHeadAttention(Module):
         self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
         self.head_size = emb_dim // n_heads if head_size is None else whole(name, "head_size", head_size)
         self.causal, self.drop_rate = causal, within(name, "the dropout rate", drop_rate, 0, 1)
+        self.q_norm, self.k_norm, self.scale, self.softcap = q_norm, k_norm, scale, softcap
         rows = (n_heads + 2 * self.n_kv_heads) * self.head_size
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)
@@ -196,7 +218,11 @@ class MultiHeadAttention(Module):
     def _projected(self, x: Array, turned: RotaryTables | None) -> tuple[Array, Array, Array]:
         (b, t, _), heads, kv = x.shape, self.n_heads, self.n_kv_heads
         qkv = ops.reshape(self.qkv(x), shape=(b, t, heads + 2 * kv, self.head_size))
-        if heads == kv and turned is None:
+        if self.q_norm is not None or self.k_norm is not None:
+            found = _normed(self.q_norm, qkv[:, :, :heads]), _normed(self.k_norm, qkv[:, :, heads : heads + kv])
+            q, k = found if turned is None else (rotary(part, turned) for part in found)
+            parts = q, k, qkv[:, :, heads + kv :]
+        elif heads == kv and turned is None:
             parts = ops.unstack(ops.reshape(qkv, shape=(b, t, 3, heads, self.head_size)), axis=2)
         else:
             turning = qkv[:, :, : heads + kv] if turned is None else rotary(qkv[:, :, : heads + kv], turned)
@@ -210,7 +236,7 @@ class MultiHeadAttention(Module):
         if (kv := k.shape[1]) != heads and t == 1 and not causal and not rate:  # a group's queries are rows of a matrix
             if mask is not None and mask.ndim == 4 and mask.shape[1] != 1:  # (B or 1, H, 1, S)
                 mask = ops.reshape(mask, shape=(mask.shape[0], kv, heads // kv, mask.shape[3]))
-            y = ops.attention(ops.reshape(q, shape=(b, kv, heads // kv, size)), k, v, mask)  # (B, K, H / K, D)
+            y = self._weighted(ops.reshape(q, shape=(b, kv, heads // kv, size)), k, v, mask)  # (B, K, H / K, D)
             return ops.reshape(y, shape=(b, 1, heads * size))
         if kv != heads:  # they share its keys and values
             q = ops.reshape(q, shape=(b, kv, heads // kv, t, size))  # (B, K, H / K, T, D)
@@ -218,10 +244,46 @@ class MultiHeadAttention(Module):
             if mask is not None and mask.ndim == 4:  # (B or 1, H or 1, T, S)
                 grouped = (1, 1) if mask.shape[1] == 1 else (kv, heads // kv)
                 mask = ops.reshape(mask, shape=(mask.shape[0], *grouped, *mask.shape[2:]))
-        key, counter = random.draw() if rate else (0, 0)
-        y = ops.attention(q, k, v, mask, key, counter, causal=causal, dropout_rate=rate)  # (as q)
+        y = self._weighted(q, k, v, mask, causal, rate)  # (as q)
         axes = (0, 2, 1, 3) if y.ndim == 4 else (0, 3, 1, 2, 4)
         return ops.reshape(ops.permute_dims(y, axes=axes), shape=(b, t, heads * size))
+
+    def _weighted(
+        self, q: Array, k: Array, v: Array, mask: Array | None, causal: bool = False, rate: float = 0.0
+    ) -> Array:
+        """Return the attention of queries (..., T, D) to keys and values (..., S, D), an array like the queries."""
+        draw = random.draw() if rate else (0, 0)
+        if self.softcap is None:
+            return ops.attention(q, k, v, mask, *draw, causal=causal, scale=self.scale, dropout_rate=rate)
+        weights = _capped_weights(q, k, mask, causal, self.scale or self.head_size**-0.5, self.softcap)
+        if rate:
+            weights = ops.dropout(weights, *draw, rate=rate)
+        return ops.matmul(ops.astype(weights, dtype=v.dtype), v)
+
+
+def _normed(norm: RMSNorm | None, x: Array) -> Array:
+    """Return the queries or keys (B, T, H, D) after a norm of each head, or of all heads together."""
+    if norm is None or norm.weight.shape[0] == x.shape[-1]:
+        return x if norm is None else norm(x)
+    return ops.reshape(norm(ops.reshape(x, shape=(*x.shape[:2], -1))), shape=x.shape)
+
+
+def _capped_weights(q: Array, k: Array, mask: Array | None, causal: bool, scale: float, cap: float) -> Array:
+    """Return the attention weights (..., T, S) of scores that are limited to values from -cap to cap.
+
+    A query that may attend to no key has equal weights.
+    """
+    scores = ops.matmul(q, ops.matrix_transpose(k)) * scale
+    if scores.dtype in (float16, bfloat16):
+        scores = ops.astype(scores, dtype=float32)
+    scores = cap * ops.tanh(scores / cap)
+    if mask is not None and mask.dtype != bool_:
+        scores, mask = scores + mask, None
+    if causal:
+        t, s = scores.shape[-2:]
+        before = ops.tril(ops.fill(True, scores, shape=(t, s), dtype=bool_), k=s - t)
+        mask = before if mask is None else mask & before
+    return ops.softmax(scores if mask is None else ops.where(mask, scores, -1e30), axis=-1)
 
 
 class TransformerBlock(Module):

@@ -7,7 +7,7 @@ from typing import Any
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
-from polyarr.core.spec import described, float32
+from polyarr.core.spec import described, float32, float64
 from polyarr.nn.init import Initializer, constant, initial_value, normal, uniform
 from polyarr.nn.module import Module
 from polyarr.ops.validation import check_array, whole, within
@@ -108,6 +108,7 @@ class RMSNorm(Module):
     Args:
         emb_dim: Length of the last axis.
         eps: Number added to the mean square.
+        offset: Number added to the weights; with 1, as Gemma has it, 16-bit weights close to 0 are precise.
 
     Examples:
         >>> import polyarr as pa
@@ -116,13 +117,16 @@ class RMSNorm(Module):
         Array([[0.8485281, 1.1313708]], float32, 'numpy')
     """
 
-    def __init__(self, emb_dim: int, eps: float = 1e-6) -> None:
-        self.weight = constant(1)((emb_dim,))
-        self.eps = within("RMSNorm", "eps", eps, 0)
+    def __init__(self, emb_dim: int, eps: float = 1e-6, offset: float = 0.0) -> None:
+        self.weight = constant(1 - offset)((emb_dim,))
+        self.eps, self.offset = within("RMSNorm", "eps", eps, 0), offset
 
     def __call__(self, x: Array) -> Array:
         """Return the normalized x (..., emb_dim)."""
-        return ops.rms_norm(x, self.weight, eps=self.eps)
+        weight = self.weight
+        if self.offset:  # in float32, since 1 + a small number in 16 bits loses the number
+            weight = ops.astype(weight, dtype=weight.dtype if weight.dtype == float64 else float32) + self.offset
+        return ops.rms_norm(x, weight, eps=self.eps)
 
 
 class Dropout(Module):

@@ -10,22 +10,29 @@ from polyarr.ops.validation import check_array, number, whole
 
 
 class RotaryScaling(NamedTuple):
-    """Scaling of rotary embeddings of Llama 3.1 and later for texts longer than the original length.
+    """Scaling of rotary embeddings for texts longer than the original length.
 
-    Pairs that rotate at least high_freq_factor times within original_length stay as they are; pairs that rotate at most
-    low_freq_factor times become slower by factor; those between are interpolated.
+    "linear" divides the rate of every pair by factor. "llama3" (Llama 3.1 and later) and "yarn" keep pairs that rotate
+    at least high_freq_factor times within original_length, and divide the rate of pairs that rotate at most
+    low_freq_factor times. Those between are interpolated: "llama3" by their number of rotations, "yarn" by their index.
 
     Attributes:
         factor: Factor by which slow rotations become slower.
-        low_freq_factor: Number of rotations up to which a pair is slow.
-        high_freq_factor: Number of rotations from which a pair stays as it is.
-        original_length: Number of positions that the model was trained with at first.
+        low_freq_factor: Number of rotations up to which a pair is slow; "linear" ignores it.
+        high_freq_factor: Number of rotations from which a pair stays as it is; "linear" ignores it.
+        original_length: Number of positions that the model was trained with at first; "linear" ignores it.
+        kind: "llama3", "yarn" or "linear".
+        attention_factor: Factor of the rotated queries and keys.
+
+    Source: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071 (yarn)
     """
 
     factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_length: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_length: int = 8192
+    kind: str = "llama3"
+    attention_factor: float = 1.0
 
 
 class RotaryTables(NamedTuple):
@@ -91,24 +98,45 @@ def turns(
     pairs = head_size // 2
     rate = ops.exp(ops.iota(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
     if scaling is not None:
-        rate = _scaled(rate, scaling)
+        rate = _scaled(rate, scaling, theta)
     angle = ops.astype(positions_of(like, count, position, padding), dtype=dtype) * rate  # (T, D / 2)
-    return RotaryTables(ops.cos(angle), ops.sin(angle))
+    tables = RotaryTables(ops.cos(angle), ops.sin(angle))
+    if scaling is None or scaling.attention_factor == 1:
+        return tables
+    return RotaryTables(*(table * scaling.attention_factor for table in tables))
 
 
-def _scaled(rate: Array, scaling: RotaryScaling) -> Array:
-    factor, low, high, length = scaling
-    whole_turns = rate * (length / (2 * math.pi))
-    kept = ops.clip((whole_turns - low) / (high - low), 0, 1)
-    return rate * (kept + (1 - kept) / factor)
+def _scaled(rate: Array, scaling: RotaryScaling, theta: float) -> Array:
+    """Return the scaled rates (D / 2,)."""
+    if scaling.kind == "linear":
+        return rate / scaling.factor
+    if scaling.kind == "yarn":
+        first, last = _slowing_pairs(rate.shape[0], scaling, theta)
+        kept = ops.clip((last - ops.iota(0, 1, rate, size=rate.shape[0], dtype=rate.dtype)) / (last - first), 0, 1)
+    else:
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        whole_turns = rate * (scaling.original_length / (2 * math.pi))
+        kept = ops.clip((whole_turns - low) / (high - low), 0, 1)
+    return rate * (kept + (1 - kept) / scaling.factor)
+
+
+def _slowing_pairs(pairs: int, scaling: RotaryScaling, theta: float) -> tuple[float, float]:
+    """Return the last pair that yarn keeps and the first one that is slower by the whole factor."""
+
+    def pair_with(rotations: float) -> float:
+        return pairs * math.log(scaling.original_length / (rotations * 2 * math.pi)) / math.log(theta)
+
+    first = max(math.floor(pair_with(scaling.high_freq_factor)), 0)
+    last = min(math.ceil(pair_with(scaling.low_freq_factor)), 2 * pairs - 1)
+    return first, last if last != first else first + 0.001  # as in the paper's program
 
 
 def rotary(x: Array, turned: RotaryTables) -> Array:
-    """Return x with each pair of elements (i, i + D / 2) of each head rotated by angle i of its position.
+    """Return x with each pair of elements (i, i + R / 2) of each head rotated by angle i of its position.
 
     Args:
         x: Floating-point array (..., T, H, D): queries or keys.
-        turned: Rotary tables, as turns returns them.
+        turned: Rotary tables, as turns returns them, for R elements: D, or fewer if the last ones stay as they are.
 
     Returns:
         Array of the shape and dtype of x.
@@ -121,7 +149,8 @@ def rotary(x: Array, turned: RotaryTables) -> Array:
         Array([[0.5403023, 0.841471 ]], float32, 'numpy')
     """
     cos, sin = (table[..., None, :] for table in turned)  # (T, 1, D / 2)
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]  # (..., T, H, D / 2)
-    found = ops.concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]  # twice (..., T, H, R / 2)
+    parts = [first * cos - second * sin, second * cos + first * sin]
+    found = ops.concat([*parts, rest] if rest.shape[-1] else parts, axis=-1)
     return found if found.dtype == x.dtype else ops.astype(found, dtype=x.dtype)

@@ -92,6 +92,10 @@ def test_in_python(folder):
     assert load_pretrained(folder / "exported").config.n_kv_heads == 2
 
 
+def test_add_a_model_family(folder):
+    assert follow(ROOT / "docs" / "add-a-model-family.md", folder) == ["(1, 3, 11) (16, 0, 16, 0)\n"]
+
+
 def test_write_text(folder):
     _, sampled, _, many, scored, small = follow(ROOT / "docs" / "write-text.md", folder)
     assert float(scored) < 0 and sampled.startswith("the quick") and many.count("\n") >= 2 and "' 12 length\n" in many

@@ -183,5 +183,5 @@ def test_what_is_not_there_or_has_adapters_already(tmp_path):
     (tmp_path / WEIGHTS).rename(tmp_path / "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin is pickled, which is never read"):
         load_adapters(tmp_path, model)
-    with pytest.raises(ValueError, match="model is Linear; it must be a GPTModel or a LlamaModel"):
+    with pytest.raises(ValueError, match="Linear as 'huggingface'; it must be one of polyarr's models"):
         load_adapters(tmp_path, nn.Linear(2, 2))

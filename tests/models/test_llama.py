@@ -55,6 +55,16 @@ def test_parameter_counts_are_the_published_ones(name, count):
         ({"rope_theta": float("nan")}, "rope_theta is nan; it must be a number from 1 to 1e+12"),
         ({"norm_eps": "1e-5"}, "norm_eps is '1e-5'; it must be a number from 0 to 1"),
         ({"rope_scaling": {"factor": 8}}, "rope_scaling is {'factor': 8}; it must be factor, low_freq_factor"),
+        ({"rope_scaling": [8, 1, 4, 8, "ntk"]}, "rope_scaling's kind is 'ntk'; it must be 'llama3' or 'yarn'"),
+        ({"activation": "tanh"}, "activation is 'tanh'; it must be 'relu' or"),
+        ({"norm_place": None}, "norm_place is None; it must be 'before' or 'after' or 'both'"),
+        ({"qk_norm": "each"}, "qk_norm is 'each'; it must be 'none' or 'head' or 'all'"),
+        ({"norm_offset": 2}, "norm_offset is 2; it must be a number from 0 to 1"),
+        ({"windows": 4}, "windows is 4; it must be a list of ints from 0 to"),
+        ({"windows": [4, -1]}, "windows is [4, -1]; it must be a list of ints from 0 to"),
+        ({"windows": [4, 4, 4]}, "windows has 3 numbers; it must have at most n_layers of them, 2"),
+        ({"logit_softcap": 0}, "logit_softcap is 0; it must be a number from 1e-06 to"),
+        ({"local_rope_theta": "1"}, "local_rope_theta is '1'; it must be a number from 1 to"),
         ({"rope_scaling": [8, 4, 4, 8]}, "rope_scaling's low_freq_factor is not below its high_freq_factor"),
         ({"hidden_dim": 0}, "hidden_dim is 0; it must be a positive int"),
         ({"tie_embeddings": 1}, "tie_embeddings is 1; it must be True or False"),
@@ -67,7 +77,17 @@ def test_wrong_configurations_say_what_is_wrong(changes, message):
     assert str(caught.value).startswith(f"LlamaConfig: {message}") and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "qkv_bias": True, "out_bias": True}])
+QWEN3 = {"qk_norm": "head", "windows": [0, 3]}
+OLMO2 = {"qk_norm": "all", "norm_place": "after"}
+GEMMA = {
+    "activation": "gelu_tanh", "norm_offset": 1.0, "norm_place": "both", "embedding_scale": 3.0, "tie_embeddings": True,
+    "windows": [3, 0], "attention_scale": 0.3, "attention_softcap": 2.0, "logit_softcap": 4.0, "local_rope_theta": 10.0,
+    "rope_scaling": [4.0, 1.0, 32.0, 8, "yarn", 1.1],
+}  # fmt: skip
+FAMILIES = [{}, QWEN3, OLMO2, GEMMA]
+
+
+@pytest.mark.parametrize("changes", [*FAMILIES, {"tie_embeddings": True, "qkv_bias": True, "out_bias": True}])
 def test_gradient_matches_finite_differences_in_float64(changes):
     model = pa.tree.map(lambda p: p.astype(pa.float64) * 3, small(**changes))
     inputs, targets = tokens(2, 7), tokens(2, 7)
@@ -75,15 +95,16 @@ def test_gradient_matches_finite_differences_in_float64(changes):
     generator = np.random.default_rng(1)
     for name, p in model.named_parameters().items():
         direction, ends = pa.asarray(generator.standard_normal(p.shape)), []
-        for step in (1e-5, -1e-5):
+        for step in (1e-6, -1e-6):
             moved = {**model.state_dict(), name: p + direction * step}
             ends.append(float(model.copy().load_parameters(moved).loss(inputs, targets)))
         found = float(pa.sum(grads.named_parameters()[name] * direction))
-        assert found == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-5, abs=1e-9), name
+        assert found == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8), name
 
 
-def test_gradients_are_the_same_on_every_backend():
-    model, inputs, targets = small(qkv_bias=True), tokens(2, 7), tokens(2, 7)
+@pytest.mark.parametrize("changes", [{"qkv_bias": True}, QWEN3, OLMO2, GEMMA])
+def test_gradients_are_the_same_on_every_backend(changes):
+    model, inputs, targets = small(**changes), tokens(2, 7), tokens(2, 7)
     assert_gradients_agree(lambda m, x, y: m.loss(x, y), (model, inputs, targets), backends=("numpy", "opencl"))
 
 
@@ -98,9 +119,44 @@ def test_no_position_sees_a_later_token_and_order_matters():
     assert np.abs(model(turned_round).numpy()[:, -1] - a[:, -1]).max() > 1e-6
 
 
-def test_logits_with_a_cache_are_those_without(backend):
+def test_a_window_hides_what_is_before_it_and_nothing_else():
+    """With one block, the last logits are those of the last window alone; rotary positions see distances only."""
+    model, x = pa.tree.map(lambda p: p * 4, small(n_layers=1, windows=[5])), tokens(1, 9)
+    np.testing.assert_allclose(model(x)[:, -1].numpy(), model(x[:, 4:])[:, -1].numpy(), rtol=1e-4)
+    assert np.abs(model(x)[:, -1].numpy() - model(x[:, 5:])[:, -1].numpy()).max() > 0.1
+    np.testing.assert_array_equal(model(x[:, :5]).numpy(), small_like(model, windows=())(x[:, :5]).numpy())
+
+
+def small_like(model, **changes):
+    """Return a model with the parameters of `model` and another configuration."""
+    return small(**{"n_layers": model.config.n_layers, **changes}).load_parameters(model.named_parameters())
+
+
+def test_limits_hold_and_do_nothing_to_small_numbers():
+    model, x = pa.tree.map(lambda p: p * 30, small()), tokens(2, 8)
+    wide = model(x).numpy()
+    assert np.abs(wide).max() > 8
+    capped = small_like(model, logit_softcap=2.0)(x).numpy()
+    np.testing.assert_allclose(capped, 2 * np.tanh(wide / 2), atol=1e-5)
+    np.testing.assert_allclose(small_like(model, attention_softcap=1e6)(x).numpy(), wide, rtol=1e-3, atol=1e-3)
+    assert np.abs(small_like(model, attention_softcap=0.1)(x).numpy() - wide).max() > 0.1
+
+
+def test_padding_changes_no_text(backend):
+    """Beside windows, limits of the scores and norms of queries and keys, too."""
     pa.random.seed(0)
-    model, x = pa.tree.map(lambda p: p * 20, small()), tokens(2, 8)
+    for changes in (QWEN3, GEMMA):
+        model, x = pa.tree.map(lambda p: p * 4, small(**changes)), tokens(2, 5)
+        padded = pa.concat([x[:1], pa.concat([pa.zeros((1, 2), dtype=pa.int32), x[1:, :3]], axis=1)])
+        found = generate(model, padded, 6, padding=pa.asarray([0, 2]), temperature=0).numpy()
+        np.testing.assert_array_equal(found[:1], generate(model, x[:1], 6, temperature=0).numpy())
+        np.testing.assert_array_equal(found[1:, 2:], generate(model, x[1:, :3], 6, temperature=0).numpy())
+
+
+@pytest.mark.parametrize("changes", FAMILIES)
+def test_logits_with_a_cache_are_those_without(changes, backend):
+    pa.random.seed(0)
+    model, x = pa.tree.map(lambda p: p * 20, small(**changes)), tokens(2, 8)
     wanted, caches = model(x).numpy(), model.caches(2, 10)
     parts = [model(x[:, :5], caches)] + [model(x[:, i : i + 1], caches, i) for i in range(5, 8)]
     np.testing.assert_allclose(np.concatenate([p.numpy() for p in parts], 1), wanted, rtol=1e-4, atol=1e-4)

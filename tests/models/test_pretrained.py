@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 import polyarr as pa
 from polyarr import nn
 from polyarr.models import (
-    GPTConfig,
     GPTModel,
     LlamaConfig,
     LlamaModel,
@@ -19,15 +18,26 @@ from polyarr.models import (
     load_pretrained,
     save_pretrained,
 )
-from polyarr.models.formats import GPT2, format_of
+from polyarr.models.formats import format_of, written_format
 
 SIZES = {"vocab_size": 13, "context_length": 8, "emb_dim": 8, "n_heads": 4, "n_layers": 2}
 GPT = {**SIZES, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}
 LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 12, "head_size": 6, "rope_scaling": [8.0, 1.0, 4.0, 16]}
+GEMMA = {"activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 8**0.5, "tie_embeddings": True}
 MODELS = {
     "gpt2": lambda: GPTModel(GPT),
     "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
     "qwen2": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "tie_embeddings": True}),
+    "mistral": lambda: LlamaModel({**LLAMA, "windows": [4]}),
+    "qwen3": lambda: LlamaModel({**LLAMA, "qk_norm": "head", "windows": [0, 4]}),
+    "olmo2": lambda: LlamaModel({**LLAMA, "qk_norm": "all", "norm_place": "after"}),
+    "gemma": lambda: LlamaModel({**LLAMA, **GEMMA}),
+    "gemma2": lambda: LlamaModel(
+        {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 0], "attention_softcap": 5.0, "logit_softcap": 3.0}
+    ),
+    "gemma3_text": lambda: LlamaModel(
+        {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 0], "qk_norm": "head", "local_rope_theta": 9.0}
+    ),
 }
 
 
@@ -219,7 +229,17 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
         ({"model_type": ["llama"]}, "its model_type is ['llama']; polyarr reads"),
         ({"hidden_act": "gelu"}, "its hidden_act is 'gelu'; polyarr's models have 'silu'"),
         ({"hidden_act": {}}, "its hidden_act is {}; polyarr's models have 'silu'"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "its rope_scaling is of type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "its rope_scaling is of type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "its factor is None; it must be a positive number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": False}}, "its truncate is False"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "its mscale is 'a'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "rope_scaling's factor is '8'; it must be a number"),
+        ({"model_type": "mistral", "sliding_window": "4"}, "its sliding_window is '4'; it must be a positive number"),
+        ({"model_type": "mistral", "sliding_window": 4.5}, "LlamaConfig: windows is (4.5, 4.5); it must be a list"),
+        ({"model_type": "gemma2", "layer_types": []}, "its layer_types is []"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "its query_pre_attn_scalar is 0; it must be a positive"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "its use_bidirectional_attention is True"),
+        ({"model_type": "qwen3"}, "missing model.layers.0.self_attn.q_norm.weight"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "it lacks factor, low_freq_factor"),
         ({"rope_scaling": [1]}, "its rope_scaling is [1]; it must be a dict"),
         ({"hidden_size": -1}, "LlamaConfig: emb_dim is -1; it must be a positive int"),
@@ -372,16 +392,15 @@ def test_nothing_is_overwritten_and_unknown_formats_are_refused(folder, tmp_path
         save_pretrained(folder, LlamaModel(LLAMA))
     with pytest.raises(ValueError, match=r"LlamaModel as 'tutorial'; it must be written as 'huggingface'"):
         save_pretrained(tmp_path / "b", LlamaModel(LLAMA), format="tutorial")
-    with pytest.raises(ValueError, match="out_bias and no qkv_bias"):
-        save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, "out_bias": True}))
-    with pytest.raises(ValueError, match="ff_bias and qkv_bias without out_bias"):
-        save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, "qkv_bias": True, "ff_bias": True}))
+    for odd in ({"out_bias": True}, {"qkv_bias": True, "ff_bias": True}, {"windows": [3, 4]}, {"logit_softcap": 3.0}):
+        with pytest.raises(ValueError, match=r"no model of transformers has all settings of this one, LlamaConfig\("):
+            save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, **odd}))
     assert not (tmp_path / "b").exists()
 
 
 def test_every_array_of_every_model_has_a_name_of_its_own():
     for make in MODELS.values():
         model = make()
-        form = GPT2 if isinstance(model.config, GPTConfig) else format_of({"model_type": "llama"})
+        form = written_format(model, "huggingface")
         names = [name for own in model.named_parameters() for name in form.parts(own)[0]]
         assert len(set(names)) == len(names)

@@ -51,6 +51,9 @@ _SCALING = {
 _GPT2 = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
 _SMALL = {"vocab_size": 61, "context_length": 64, "emb_dim": 24, "n_heads": 4, "n_layers": 2}
 _HEADS = {"n_kv_heads": 2, "hidden_dim": 40, "head_size": 8}
+_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_DEEP = {**_LLAMA, "num_hidden_layers": 4}  # where two blocks would repeat their last token
+_NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # PyTorch has no gradient for padding
 CONFIGS = {
     "gpt2": lambda: transformers.GPT2Config(**_GPT2),
     "gpt2 untied": lambda: transformers.GPT2Config(**_GPT2, tie_word_embeddings=False),
@@ -63,7 +66,36 @@ CONFIGS = {
         **_LLAMA
         | {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
     ),
-}
+    "llama, linear": lambda: transformers.LlamaConfig(
+        **_LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
+    ),
+    "llama, yarn": lambda: transformers.LlamaConfig(**_LLAMA, rope_parameters=_YARN),
+    "llama, dynamic": lambda: transformers.LlamaConfig(
+        **_LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+    ),
+    "mistral": lambda: transformers.MistralConfig(**_LLAMA, sliding_window=9),
+    "qwen2, windows": lambda: transformers.Qwen2Config(
+        **_LLAMA, use_sliding_window=True, sliding_window=7, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**_DEEP, head_dim=8, attention_bias=True),
+    "qwen3, yarn and windows": lambda: transformers.Qwen3Config(
+        **_LLAMA, head_dim=12, use_sliding_window=True, sliding_window=7, max_window_layers=1,
+        rope_parameters={**_YARN, "mscale": 0.7, "mscale_all_dim": 0.5, "beta_fast": 16},
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**_DEEP, **_NO_TOKENS),
+    "gemma": lambda: transformers.GemmaConfig(**_DEEP, **_NO_TOKENS, head_dim=16),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **_DEEP, **_NO_TOKENS, head_dim=16, query_pre_attn_scalar=24, sliding_window=8, attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0, attn_implementation="eager",
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **_DEEP | {"num_hidden_layers": 7}, **_NO_TOKENS, head_dim=8, query_pre_attn_scalar=10, sliding_window=8,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+}  # fmt: skip
 
 
 def theirs_of(config):
@@ -73,7 +105,8 @@ def theirs_of(config):
         for name, p in model.named_parameters():
             # All weights have an effect, also biases; blocks outweigh the embedding, or a text repeats its last token.
             scale = 0.1 if name.endswith(("wte.weight", "embed_tokens.weight", "lm_head.weight")) else 0.4
-            p.copy_(scale * torch.randn_like(p) + ("norm" in name or "ln_" in name) * (name.endswith("weight")))
+            is_norm = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            p.copy_(scale * torch.randn_like(p) + (is_norm and "gemma" not in config.model_type))
     return model
 
 
@@ -94,6 +127,11 @@ def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_
         wanted = theirs(torch.tensor(tokens)).logits.numpy()
     assert 1 < np.abs(wanted).max() < 10
     np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), wanted, rtol=0, atol=1e-4)
+    save_pretrained(tmp_path / "again", ours)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(again(torch.tensor(tokens)).logits.numpy(), wanted, rtol=0, atol=1e-5)
+    assert load_pretrained(tmp_path / "again").config == ours.config
 
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     logits = theirs(torch.tensor(inputs)).logits
@@ -106,13 +144,13 @@ def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_
         assert name == same
         largest = float(theirs_p.grad.abs().max())
         np.testing.assert_allclose(ours_p.detach(), theirs_p.grad, rtol=1e-3, atol=1e-4 * largest, err_msg=name)
-        assert largest > 1e-3
+        assert largest > 1e-4
 
     prompt = tokens[:1, :5]
     wanted = theirs.generate(
         torch.tensor(prompt), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
     ).numpy()
-    assert len(set(wanted[0, 5:].tolist())) > 10
+    assert len(set(wanted[0, 5:].tolist())) > 4
     np.testing.assert_array_equal(generate(ours, pa.asarray(prompt), 64, temperature=0).numpy(), wanted)
 
 
@@ -206,7 +244,7 @@ def test_adapters_are_pefts(name, match, theirs_match, backend, tmp_path):
     for name, g in grads.named_parameters().items():
         largest = float(pairs[name].grad.abs().max())
         np.testing.assert_allclose(g.numpy(), pairs[name].grad, rtol=1e-3, atol=1e-4 * largest, err_msg=name)
-        assert largest > 1e-3
+        assert largest > 1e-4
     save_pretrained(tmp_path / "merged", nn.merge_lora(ours))
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     with torch.no_grad():

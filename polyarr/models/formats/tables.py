@@ -1,0 +1,87 @@
+"""Format of another program's models: a table of layer names, and functions between settings."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from polyarr.models.decoder import Config, LanguageModel
+
+
+class Layer(NamedTuple):
+    """Name of one of polyarr's layers in another program: one name, or several whose rows polyarr concatenates.
+
+    Attributes:
+        names: Names of the other program's layers, with a star for the number of the block.
+        transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
+        weight: Name of the weight.
+        bias: Name of the bias.
+    """
+
+    names: tuple[str, ...]
+    transposed: bool = False
+    weight: str = "weight"
+    bias: str = "bias"
+
+    def arrays(self, own: str, number: str) -> tuple[str, ...]:
+        """Return the other program's names of the array `own`, "weight" or "bias", in the block with this number."""
+        suffix = {"weight": self.weight, "bias": self.bias}[own]
+        return tuple(f"{name.replace('*', number)}.{suffix}" for name in self.names)
+
+
+def layer(*names: str, **settings: Any) -> Layer:
+    """Return a Layer with these names."""
+    return Layer(names, **settings)
+
+
+class Format(NamedTuple):
+    """Format of another program's models of one family.
+
+    Attributes:
+        layers: Layers of the other program by the name of polyarr's layer, with a star for the number of a block.
+        config_of: Function from the content of config.json to polyarr's configuration.
+        settings_of: Function from polyarr's configuration to the content of config.json.
+        prefix: Prefix of all names but the head's, which some files leave out.
+        ignored: Names of arrays in files that are not weights, with stars.
+        complete: Function that adds arrays the other program always has, to a model that computes the same.
+        fits: Function from polyarr's configuration to whether the other program has models with it.
+    """
+
+    layers: Mapping[str, Layer]
+    config_of: Callable[[Mapping[str, Any]], Config]
+    settings_of: Callable[[Any], dict[str, Any]]
+    prefix: str = ""
+    ignored: tuple[str, ...] = ()
+    complete: Callable[[Any], LanguageModel] = lambda model: model
+    fits: Callable[[Any], bool] = lambda config: True
+
+    def parts(self, name: str) -> tuple[tuple[str, ...], bool]:
+        """Return the names of the arrays that make up one of polyarr's, and whether these are transposed."""
+        path, _, own = name.rpartition(".")
+        number = re.search(r"\.(\d+)\.", path)
+        found = self.layers[path.replace(number[0], ".*.", 1) if number else path]
+        return found.arrays(own, number[1] if number else ""), found.transposed and own == "weight"
+
+    def ignores(self, name: str) -> bool:
+        """Return whether an array of this name is not a weight."""
+        return re.sub(r"\.\d+\.", ".*.", name, count=1) in self.ignored
+
+
+def sizes_of(given: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, Any]:
+    """Return polyarr's fields, taken from the other program's settings, all of which must be there."""
+    missing = [theirs for theirs in fields.values() if theirs not in given]
+    if missing:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    return {own: given[theirs] for own, theirs in fields.items()}
+
+
+def check_fixed(given: Mapping[str, Any], fixed: Mapping[str, tuple]) -> None:
+    """Raise ValueError for settings that polyarr does not support; the first of the known values is the default."""
+    for name, known in fixed.items():
+        if given.get(name, known[0]) not in known:
+            listed = " or ".join(repr(value) for value in known)
+            raise ValueError(f"its {name} is {given[name]!r}; polyarr's models have {listed}")
+
+
+def settings_with(config: Config, fields: Mapping[str, str], fixed: Mapping[str, tuple]) -> dict[str, Any]:
+    settings = {theirs: getattr(config, own) for own, theirs in fields.items()}
+    return settings | {name: known[0] for name, known in fixed.items()}
