@@ -5,6 +5,7 @@
 //          take_along_axis: x (outer, n, words), indices and out (outer, count, words)
 //          scatter_mark, scatter_gather: x, out (outer, n, words), indices (count), updates (outer, count, words),
 //          winner (slices) of int: 1 + the position of the last update of each slice from `begin` on, 0 for none
+//          scatter_few: out, indices and updates likewise; out holds x and keeps what has no update
 //          All arrays are row-major. FAULT: see prelude.cl
 // Launch   any group size. On CPUs, and for take_rows, one work-item per `span` consecutive words, indices or rows; on
 //          GPUs span is 1. take_words, take_along_axis and scatter_gather fill one tile of out, a contiguous part
@@ -100,5 +101,21 @@ __kernel void scatter_gather(__global const WORD *restrict x, __global const WOR
         const int from = winner[first_slice + k];
         out[first_out + i] = from == 0 ? x[first_out + i]
                                        : updates[first_update + (outer * count + from - 1) * words + word];
+    }
+}
+
+// Write updates into a copy of x. Each work-item looks for later updates of its slice, so these must be few.
+__kernel void scatter_few(__global const INDEX *restrict indices, __global const WORD *restrict updates,
+                          __global WORD *restrict out, FAULT,
+                          const long n, const long count, const long words, const long total, const long span) {
+    const uint last = MIN((long)(get_global_id(0) + 1) * span, total);
+
+    for (uint i = get_global_id(0) * span; i < last; i++) {
+        const uint row = i / (uint)words, word = i - row * (uint)words;
+        const uint outer = row / (uint)count, p = row - outer * (uint)count;
+        const long k = wrap(indices[p], n, fault, call);
+        uint later = p + 1;
+        while (later < (uint)count && indices[later] != k && indices[later] + n != k) later++;
+        if (k >= 0 && later == (uint)count) out[(outer * n + k) * words + word] = updates[i];
     }
 }

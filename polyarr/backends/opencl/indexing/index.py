@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.copying.copy import dense, duplicate
 from polyarr.backends.opencl.indexing import segments
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS
@@ -19,6 +19,7 @@ from polyarr.core.spec import Spec
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong", 16: "uint4", 32: "uint8", 64: "uint16"}
 MAX_TILE = MAX_ITEMS  # words written by one launch; updates and slices of one pass of scatter
 INT32 = np.dtype("int32")
+FEW = 1024  # updates up to which scatter compares each with all later ones
 Place = tuple[int, int, int]
 
 
@@ -81,9 +82,25 @@ def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buff
     if out.size == 0:
         check(device, fault, indices, x.shape[axis])
         return device.empty(out)
+    if 0 < indices.size <= FEW and updates.size * updates.dtype.itemsize <= MAX_TILE:
+        return _scatter_few(device, x, indices, updates, fault, axis)
     for first in range(0, max(1, indices.size), MAX_TILE):
         x = _scatter_pass(device, out, x, indices, updates, fault, axis, first)
     return x
+
+
+def _scatter_few(device: Device, x: Buffer, indices: Buffer, updates: Buffer, fault: Any, axis: int) -> Buffer:
+    """Return a copy of x with few updates; in a replay that may overwrite x, nothing is copied."""
+    row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
+    word, total = _word(device, row), updates.size * updates.dtype.itemsize
+    result = duplicate(device, x)
+    items, group, span = device.geometry.items(total // word)
+    program = device.plans[_program](word, indices.dtype)
+    program.scatter_few(
+        items, group, indices.memory, updates.memory, result.memory, *fault,
+        x.shape[axis], indices.size, row // word, total // word, span,
+    )  # fmt: skip
+    return result
 
 
 def _scatter_pass(
