@@ -13,13 +13,14 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, vector_types
 from polyarr.backends.opencl.runtime.variants import Variant
 from polyarr.backends.opencl.tuning.tuning import vector_width
-from polyarr.core.spec import NARROW, int8
+from polyarr.core.spec import NARROW, float32, int8
 
 MAX_ROWS_PER_ITEM = 8  # output rows that one work-item of a GPU accumulates in registers
 MAX_LOADS_IN_FLIGHT = 4  # vector loads of a column that a work-item issues before it uses any
 MIN_LANES, MAX_LANES = 32, 128  # work-items that reduce one column together
 MIN_COLUMNS_FOR_FEW_LANES = 2**13  # columns from which on fewer lanes per column suffice
 MAX_SKINNY_ROWS = 4  # always skinny up to here; beyond, only if the operand is large and contiguous along k
+MAX_TILED_ROWS = 16  # rows of float32 up to which a CPU computes tiles without packing an operand
 MIN_COLUMNS = 256  # columns from which on all units have some to read
 MAX_SERIAL_TERMS = 128  # terms of one running sum
 ITEMS = 128  # work-items of a GPU's work-group
@@ -114,6 +115,23 @@ def _cpu_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool,
     return LaunchShape("gemv", macros, (1, 1, 1), (1 if p.y.along_k else wide) * each, (each,))
 
 
+def _plan_rows(
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
+) -> Plan | None:
+    """Plan a product of a few rows (or columns) of float32 on a CPU; None for others."""
+    fits = dtype == float32 and p.x.along_k and p.y.along_k and p.batch == 1
+    return _plan(_rows_shape, device, dtype, p, aligned, epilogue) if fits and min(p.m, p.n) <= MAX_TILED_ROWS else None
+
+
+def _rows_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool]) -> LaunchShape:
+    """Plan tiles whose sums fit into the registers of a CPU."""
+    wide = vector_width(device)
+    rows = min(_power(p.m), 8 if wide == 16 else 4)
+    columns = 4 if rows <= 2 else 2
+    each = blocks_in(device.geometry.gemv_columns(p.n, True), columns) * columns
+    return LaunchShape("gemv_rows", {"WIDE": wide, "M": rows, "COLUMNS": columns}, (1, 1, 1), each, (each,))
+
+
 def _gpu_shape(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], weight: np.dtype | None = None
 ) -> LaunchShape:
@@ -175,7 +193,9 @@ def _power(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
+FEW_ROWS = Variant("gemv_rows", "up to 16 rows of float32, both operands along k, on CPUs", _plan_rows, "cpu")
 VARIANTS = (
+    FEW_ROWS,
     Variant("gemv", "up to 4 rows or columns, or operands far apart, on CPUs", partial(_plan, _cpu_shape), "cpu"),
     Variant("gemv", "up to 4 rows or columns, 16 if much is read along k, on GPUs", partial(_plan, _gpu_shape), "gpu"),
 )

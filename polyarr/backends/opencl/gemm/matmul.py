@@ -204,7 +204,8 @@ def plan_of(
     device: Device, dtype: np.dtype, problem: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies:
     """Plan a product whose operands are each contiguous along one axis."""
-    return choose(device, "gemm", (*device.vendor.gemv, *device.vendor.gemm, *TILED), dtype, problem, aligned, epilogue)
+    variants = *device.vendor.gemv, *device.vendor.gemm, gemv.FEW_ROWS, *TILED
+    return choose(device, "gemm", variants, dtype, problem, aligned, epilogue)
 
 
 def _batch_strides(p: Problem) -> tuple[int, ...]:
