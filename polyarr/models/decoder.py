@@ -116,7 +116,7 @@ class LanguageModel(Module):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         padding: Array | None = None,
     ) -> Array:
         """Return the logits of the token after each position.
@@ -124,7 +124,8 @@ class LanguageModel(Module):
         Args:
             tokens: Integers of shape (B, T).
             caches: One key-value cache per block, which the call extends; None: no cache.
-            position: Position of the first of `tokens` in the caches; None: they are the first tokens.
+            position: Position of the first of `tokens` in the caches, or those of each row, int32 (B,), for T = 1;
+                None: they are the first tokens.
             padding: Integers of shape (B,): how many tokens at the start of each row are padding. They are masked, and
                 positions count from the first token that is not.
 
@@ -142,7 +143,7 @@ class LanguageModel(Module):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         padding: Array | None = None,
     ) -> Array:
         """Return the logits (B, V) of the token after `tokens` (B, T); arguments and errors are those of a call."""
@@ -170,14 +171,14 @@ class LanguageModel(Module):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         padding: Array | None = None,
     ) -> Array:
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
 
     def through_blocks(
-        self, x: Array, masks: list[Array | None], caches: list | None, position: int | None, *others: list
+        self, x: Array, masks: list[Array | None], caches: list | None, position: int | Array | None, *others: list
     ) -> Array:
         """Return x (B, T, C) after all blocks; masks, caches and others have an element for each block."""
         for block, mask, cache, *own in zip(
@@ -227,7 +228,7 @@ class LanguageModel(Module):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None,
-        position: int | None,
+        position: int | Array | None,
         padding: Array | None,
         window: int = 0,
     ) -> Array | None:
@@ -241,7 +242,7 @@ class LanguageModel(Module):
         mask = unpadded(padding, count)  # (B, 1, 1, T)
         return mask if near is None else mask & near
 
-    def _check(self, tokens: Array, position: int | None) -> None:
+    def _check(self, tokens: Array, position: int | Array | None) -> None:
         # Within a compiled function the position is a scalar input; its value is unknown, so only T is checked.
         start = position if isinstance(position, int) else 0
         check_tokens(type(self).__name__, tokens, self.config.context_length, start)

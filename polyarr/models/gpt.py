@@ -119,12 +119,12 @@ class GPTModel(LanguageModel):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         padding: Array | None = None,
     ) -> Array:
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
         count, start = tokens.shape[1], 0 if position is None else position
-        if padding is None:
+        if padding is None and not isinstance(start, Array):
             positions = ops.slice(self.pos_emb.weight, (start, 0), steps=(1, 1), shape=(count, self.config.emb_dim))
         else:
             positions = self.pos_emb(positions_of(tokens, count, start, padding)[..., 0])  # (B, T, C)

@@ -228,7 +228,7 @@ class LlamaBlock(Module):
         )
 
     def __call__(
-        self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | None,
+        self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | Array | None,
         rotary_tables: RotaryTables,
     ) -> Array:  # fmt: skip
         """Return the output (B, T, C) of the block for x (B, T, C)."""
@@ -282,7 +282,7 @@ class LlamaModel(LanguageModel):
         self,
         tokens: Array,
         caches: list[KeyValueCache] | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         padding: Array | None = None,
     ) -> Array:
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
@@ -296,7 +296,9 @@ class LlamaModel(LanguageModel):
         others = [tables[w] for w in windows]
         return self.final_norm(self.through_blocks(x, [masks[w] for w in windows], caches, position, others))
 
-    def _rotary_tables(self, x: Array, position: int | None, padding: Array | None, is_local: bool) -> RotaryTables:
+    def _rotary_tables(
+        self, x: Array, position: int | Array | None, padding: Array | None, is_local: bool
+    ) -> RotaryTables:
         """Return the rotary tables of the blocks with windows, or of the others, for x (B, T, C)."""
         config, theta, scaling = self.config, self.config.rope_theta, self.config.rope_scaling
         if is_local and config.local_rope_theta is not None:
@@ -304,8 +306,9 @@ class LlamaModel(LanguageModel):
         start = 0 if position is None else position
         return turns(x, config.head_size, x.shape[1], start, theta, scaling, padding)
 
-    def _head(self, x: Array) -> Array:
-        logits, cap = super()._head(x), self.config.logit_softcap
+    def head(self, x: Array) -> Array:
+        """Return the logits (B, T, V) for features x (B, T, C)."""
+        logits, cap = super().head(x), self.config.logit_softcap
         return logits if cap is None else cap * ops.tanh(logits / cap)
 
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:

@@ -8,7 +8,7 @@ from polyarr.core.spec import bool as bool_
 from polyarr.nn.init import Initializer
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from polyarr.nn.module import Module
-from polyarr.nn.rotary import RotaryTables, rotary
+from polyarr.nn.rotary import RotaryTables, by_row, rotary
 from polyarr.ops.validation import check_array, whole, within
 
 
@@ -46,37 +46,57 @@ class KeyValueCache(Module):
         """The values (B, H, S, D)."""
         return self.both[1]
 
+    def first(self, batch: int) -> tuple[Array, Array]:
+        """Return the keys and values of the first rows, (batch, H, S, D)."""
+        return (self.k, self.v) if batch == self.both.shape[1] else (self.k[:batch], self.v[:batch])
+
     @property
     def size(self) -> int:
         """The capacity: number of positions."""
         return self.both.shape[3]
 
-    def put(self, k: Array, v: Array, position: int, together: bool = False) -> None:
+    def put(self, k: Array, v: Array, position: int | Array, together: bool = False) -> None:
         """Store keys and values from a position on.
 
         Args:
             k: Keys (B, H, T, D).
             v: Values (B, H, T, D).
-            position: First position.
+            position: First position; or the position of each row, int32 (B,), for T = 1, of the first B rows.
             together: Whether to copy both at once, which is faster if they are slices of one array.
         """
+        if isinstance(position, Array) and position.ndim:
+            self.both.rebind(self._with_rows(ops.stack([k, v]), position))
+            return
         for first, new in [(0, ops.stack([k, v]))] if together else [(0, k[None]), (1, v[None])]:
             both = ops.slice_update(self.both, new, (first, 0, 0, position, 0), steps=(1, 1, 1, 1, 1))
             self.both.rebind(both)
 
-    def seen(self, count: int, position: int, padding: Array | None = None, window: int = 0) -> Array:
+    def _with_rows(self, new: Array, position: Array) -> Array:
+        """Return the cache with keys and values (2, B, H, 1, D) at the positions (B,) of the first B rows."""
+        count, (two, rows, heads, size, width) = new.shape[1], self.both.shape
+        steps = ((two, rows * heads), (count, heads), (heads, 1))  # length and step, in heads, of each axis
+        first = sum(
+            ops.reshape(ops.iota(0, step * size, position, size=n, dtype=int32), shape=(n,) + (1,) * (2 - axis))
+            for axis, (n, step) in enumerate(steps)
+        )
+        at = ops.reshape(first + by_row(position, 2), shape=(two * count * heads,))  # of (2, B, H)
+        flat = ops.reshape(self.both, shape=(two * rows * heads * size, width))
+        found = ops.scatter(flat, at, ops.reshape(new, shape=(two * count * heads, width)), axis=0)
+        return ops.reshape(found, shape=self.both.shape)
+
+    def seen(self, count: int, position: int | Array, padding: Array | None = None, window: int = 0) -> Array:
         """Return the attention mask of queries from a position on: the positions that each query attends to.
 
         Args:
             count: Number T of queries.
-            position: Position of the first query.
+            position: Position of the first query, or those of each row, int32 (B,).
             padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
             window: Number of positions, its own and earlier ones, that a query attends to; 0 for all.
 
         Returns:
-            bool array (T, S), or (B, 1, T, S) with padding.
+            bool array (T, S), or (B, 1, T, S) with padding or positions of each row.
         """
-        rows = ops.iota(0, 1, self.both, size=count, dtype=int32)[:, None] + position  # (T, 1)
+        rows = ops.iota(0, 1, self.both, size=count, dtype=int32)[:, None] + by_row(position, 4)  # (T, 1)
         columns = ops.iota(0, 1, self.both, size=self.size, dtype=int32)  # (S,)
         mask = columns <= rows  # (T, S)
         if 0 < window < self.size:
@@ -185,7 +205,7 @@ class MultiHeadAttention(Module):
         x: Array,
         mask: Array | None = None,
         cache: KeyValueCache | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
         turned: RotaryTables | None = None,
     ) -> Array:
         """Return the output (B, T, C) for x (B, T, C).
@@ -194,7 +214,8 @@ class MultiHeadAttention(Module):
             x: Floating-point array (B, T, C).
             mask: Attention mask, as in polyarr.attention.
             cache: Key-value cache, which is updated in place; None for none.
-            position: Position of the first x, after what the cache holds; None if nothing was before.
+            position: Position of the first x, after what the cache holds, or those of each row, int32 (B,); None if
+                nothing was before.
             turned: Rotary tables; None for queries and keys without rotary embeddings.
 
         Returns:
@@ -211,7 +232,8 @@ class MultiHeadAttention(Module):
         if cache is not None:
             cache.put(k, v, 0 if position is None else position, together=turned is None)
         if cache is not None and position is not None:
-            k, v, mask = cache.k, cache.v, cache.seen(t, position) if mask is None else mask  # (B, K, S, D), (T, S)
+            k, v = cache.first(x.shape[0])  # (B, K, S, D)
+            mask = cache.seen(t, position) if mask is None else mask  # (T, S)
         causal = self.causal and position is None  # otherwise the mask is causal
         return self.out(self._attended(q, k, v, mask, causal))
 
@@ -336,7 +358,7 @@ class TransformerBlock(Module):
         x: Array,
         mask: Array | None = None,
         cache: KeyValueCache | None = None,
-        position: int | None = None,
+        position: int | Array | None = None,
     ) -> Array:
         """Return the output (B, T, C) for x (B, T, C); mask, cache and position are those of MultiHeadAttention."""
         x = x + self.drop_shortcut(self.att(self.norm1(x), mask, cache, position))  # (B, T, C)

@@ -1,7 +1,7 @@
 """Rotary position embeddings: rotate pairs of numbers by the position, so that attention sees distances."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyarr import ops
 from polyarr.core.array import Array
@@ -42,20 +42,27 @@ class RotaryTables(NamedTuple):
     sin: Array
 
 
-def positions_of(like: Array, count: int, position: int, padding: Array | None = None) -> Array:
-    """Return the numbers (T, 1) of `count` positions from a position on; with padding (B,) per row, (B, T, 1).
+def positions_of(like: Array, count: int, position: int | Array, padding: Array | None = None) -> Array:
+    """Return the numbers (T, 1) of `count` positions from a position on.
 
-    Positions within the padding are 0.
+    With positions (B,) or padding (B,) of each row they are (B, T, 1). Positions within the padding are 0.
     """
-    at = ops.iota(0, 1, like, size=count, dtype=int32)[:, None] + position  # (T, 1)
+    at = ops.iota(0, 1, like, size=count, dtype=int32)[:, None] + by_row(position, 3)  # (T, 1) or (B, T, 1)
     return at if padding is None else ops.maximum(at - ops.astype(padding, dtype=int32)[:, None, None], 0)
+
+
+def by_row(position: int | Array, ndim: int) -> Any:
+    """Return positions (B,) with `ndim` axes, (B, 1, ...), and one position as it is."""
+    if not isinstance(position, Array) or not position.ndim:
+        return position
+    return ops.reshape(position, shape=(-1,) + (1,) * (ndim - 1))
 
 
 def turns(
     like: Array,
     head_size: int,
     count: int,
-    position: int = 0,
+    position: int | Array = 0,
     theta: float = 1e4,
     scaling: RotaryScaling | None = None,
     padding: Array | None = None,
@@ -69,7 +76,7 @@ def turns(
         like: Array whose backend the tables are on; float64 gives float64 tables.
         head_size: Length D of the vectors of a head.
         count: Number T of positions.
-        position: First position; in a compiled function it may change at each run.
+        position: First position, or those of each row, int32 (B,); in a compiled function it may change at each run.
         theta: Base of the rates, above 0.
         scaling: RotaryScaling, or None.
         padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
