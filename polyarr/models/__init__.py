@@ -1,6 +1,7 @@
 """Model architectures, pretrained weights and text generation, on whichever backend is current."""
 
 from polyarr.models.adapters import load_adapters, save_adapters
+from polyarr.models.batch import Batch
 from polyarr.models.completion import Completion, Part, TokenLogprob, Writer
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
@@ -13,6 +14,7 @@ from polyarr.models.sampling import Sampling
 from polyarr.models.torchvision import load_resnet, save_resnet
 
 __all__ = [
+    "Batch",
     "Completion",
     "Encoder",
     "EncoderClassifier",

@@ -10,6 +10,7 @@ import numpy as np
 from polyarr import creation, ops, random
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array, spec_of
+from polyarr.core.current import use_backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import INTEGERS, described, float32, shown
 from polyarr.models.decoder import LanguageModel, check_tokens
@@ -176,7 +177,7 @@ def sample(
     if echo:
         check_tokens("generate", tokens, model.config.context_length)
     draws = _draws(tokens, seed) if how.temperature else None
-    bias, limits = _bias(how.logit_bias, size), (how.top_k, size, logprobs)
+    bias, limits = bias_of(how.logit_bias, size), (how.top_k, size, logprobs)
     return _drawn(step or next_token(), model, tokens, max_new_tokens, padding, draws, how.numbers, bias, limits, echo)
 
 
@@ -208,10 +209,10 @@ def _next_token(
     logits, (V,); `limits` are top_k, the number of tokens to choose from, and the number of log-probabilities.
     """
     logits = model.next_token_logits(tokens, caches, position, padding)  # (B, V)
-    return _sampled(logits, tokens, history, draw, numbers, bias, limits)
+    return sampled(logits, tokens, history, draw, numbers, bias, limits)
 
 
-def _sampled(
+def sampled(
     logits: Array,
     tokens: Array,
     history: dict[str, Array],
@@ -249,7 +250,7 @@ def _drawn(
     history = history_of(tokens, padding, model.config.vocab_size, numbers)
     history = {name: seen[:, :size] for name, seen in history.items()}
     padding, new, end = _last_tokens(tokens, padding, length)
-    caches = model.caches(new.shape[0], _cache_capacity(model, end, count)) if count else None
+    caches = model.caches(new.shape[0], cache_capacity(model, end, count)) if count else None
     features = model.features(new, caches, None, padding) if count or echo else None  # eagerly: lengths differ
     if echo:
         yield Sample(None, prompt_logprobs(model, features, new, top, size))
@@ -259,7 +260,7 @@ def _drawn(
         draw = next(draws) if draws else None
         chosen = draw, numbers, bias, limits
         if number == 0:
-            new, history, found = _sampled(logits, new, history, *chosen)  # (B, 1)
+            new, history, found = sampled(logits, new, history, *chosen)  # (B, 1)
         else:
             new, history, found = step(model, new, caches, position, padding, history, *chosen)
         yield Sample(new, found)
@@ -278,12 +279,12 @@ def _say_it_is_beyond(length: int) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _cache_capacity(model: LanguageModel, length: int, count: int) -> int:
+def cache_capacity(model: LanguageModel, length: int, count: int) -> int:
     """Return the capacity of the caches, in positions, for `count` tokens after `length` others."""
     return min(model.config.context_length, -(-(length + count) // _CACHE_MULTIPLE) * _CACHE_MULTIPLE)
 
 
-def _bias(logit_bias: Mapping[int, float] | None, size: int) -> Array | None:
+def bias_of(logit_bias: Mapping[int, float] | None, size: int) -> Array | None:
     """Return what is added to the logits of `size` tokens, float32 of shape (V,)."""
     if not logit_bias:
         return None
@@ -311,12 +312,27 @@ def _draws(tokens: Array, seed: int | Sequence[int] | None) -> Iterator[tuple[Ar
     seeds = [seed + row for row in range(rows)] if isinstance(seed, int) else seed
     while True:
         block += 1
-        if seeds is None:
-            bits = ops.random_bits(*random.draw(), tokens, shape=(rows, _DRAWS_AT_ONCE))
-        else:
-            bits = ops.stack([ops.random_bits(one % 2**64, block, tokens, shape=(_DRAWS_AT_ONCE,)) for one in seeds])
-        units = ops.astype(bits >> 8, dtype=float32) * 2.0**-24
+        units = _units(tokens, rows, seeds, block)
         yield from ((units, number) for number in range(_DRAWS_AT_ONCE))
+
+
+def uniform_numbers(seed: int | None) -> Iterator[float]:
+    """Yield the uniform numbers from which the tokens of one row are drawn."""
+    with use_backend("numpy"):
+        like = creation.zeros(())
+    block = 0
+    while True:
+        block += 1
+        yield from _units(like, 1, None if seed is None else [seed], block).numpy()[0].tolist()
+
+
+def _units(like: Array, rows: int, seeds: Sequence[int] | None, block: int) -> Array:
+    """Return a block of uniform numbers from 0 up to 1 for each row."""
+    if seeds is None:
+        bits = ops.random_bits(*random.draw(), like, shape=(rows, _DRAWS_AT_ONCE))
+    else:
+        bits = ops.stack([ops.random_bits(one % 2**64, block, like, shape=(_DRAWS_AT_ONCE,)) for one in seeds])
+    return ops.astype(bits >> 8, dtype=float32) * 2.0**-24
 
 
 def _check(

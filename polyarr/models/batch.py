@@ -1,0 +1,321 @@
+"""Batch: texts that one model writes side by side, and that come and go between tokens (continuous batching)."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr import creation, ops
+from polyarr.capture.compile import compile
+from polyarr.core.array import Array
+from polyarr.core.spec import int32
+from polyarr.models.decoder import LanguageModel
+from polyarr.models.generation import bias_of, cache_capacity, sampled, uniform_numbers
+from polyarr.models.logprobs import Logprobs, prompt_logprobs
+from polyarr.models.sampling import Sampling, history_of
+from polyarr.nn import KeyValueCache
+
+CHUNK = 256  # tokens of a prompt that are computed between two tokens of the other texts
+_MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
+
+
+class Sampled(NamedTuple):
+    """One more token of a text, or the log-probabilities of its prompt.
+
+    Attributes:
+        row: The row of the text.
+        token: The token; None for a prompt.
+        logprobs: Log-probabilities of the token, or of the prompt's tokens after the first one; None if they were not
+            asked for.
+    """
+
+    row: int
+    token: int | None
+    logprobs: tuple[np.ndarray, ...] | None
+
+
+class _Kind(NamedTuple):
+    """Kind of sampling: texts of one kind are sampled together."""
+
+    names: tuple[str, ...]
+    top_k: int | None
+    has_bias: bool
+    top: int | None
+
+
+class _Text:
+    """Text in a row: its prompt, its sampling, and how far both have come."""
+
+    def __init__(
+        self, prompt: np.ndarray, how: Sampling, seed: int | None, top: int | None, echo: bool, size: int
+    ) -> None:
+        self.prompt, self.numbers, self.top, self.echo = prompt, how.numbers, top, echo
+        self.kind = _Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), top)
+        self.bias = bias_of(how.logit_bias, size)
+        self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
+        self.caches: list[KeyValueCache] | None = None  # while the prompt is computed
+        self.done, self.last = 0, None  # tokens in the caches; the last sampled token
+
+    @property
+    def end(self) -> int:
+        """Number of the prompt's tokens after the next chunk; a prompt to be scored is one chunk."""
+        return len(self.prompt) if self.echo else min(self.done + CHUNK, len(self.prompt))
+
+
+class Batch:
+    """Texts that one model writes side by side; each may begin and end at any token of the others.
+
+    The tokens of a text, to the bit, do not depend on which other texts there are. For this the caches have a fixed
+    capacity, and a step computes as many rows as there are texts only if the device gives the same bits for that many
+    as for all, which is measured at the beginning; otherwise it computes more. A step computes one more token of each
+    text. Prompts are computed in chunks, one chunk a step, so that a long one does not hold up the others.
+
+    Args:
+        model: A language model. The batch keeps a copy in evaluation mode.
+        rows: Number of texts at a time.
+        length: Largest number of tokens of a prompt and its text; None for the model's context.
+        vocab_size: Sample only tokens below it; None: all.
+
+    Examples:
+        >>> import numpy as np
+        >>> from polyarr.models import Batch, GPTModel, Sampling
+        >>> sizes = {"vocab_size": 11, "context_length": 8, "emb_dim": 8, "n_heads": 2, "n_layers": 1}
+        >>> batch = Batch(GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": False}), rows=2)
+        >>> row = batch.add(np.array([1, 2, 3]), Sampling(temperature=0))
+        >>> [one.row == row for _ in range(2) for one in batch.step()]
+        [True, True]
+        >>> batch.remove(row)
+    """
+
+    def __init__(
+        self, model: LanguageModel, rows: int, length: int | None = None, vocab_size: int | None = None
+    ) -> None:
+        self._model = model.copy().eval()
+        own = self._model.config
+        self.length = min(length or own.context_length, own.context_length)
+        self._size = min(vocab_size or own.vocab_size, own.vocab_size)
+        self._texts: list[_Text | None] = [None] * rows
+        self._begin: list[int] = []  # rows whose prompts are not complete, the first to come first
+        self._caches = self._model.caches(rows, cache_capacity(self._model, self.length, 0))
+        self._state: dict[_Kind, _State] = {}
+        self._logits = compile(_logits, constants="rows", donate="caches")
+        self._put = compile(_put, donate="caches")
+        self._choose = compile(_choose, constants="limits", donate="history")
+        self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
+        self._counts = self._equal_counts()
+
+    @property
+    def free(self) -> int:
+        """Number of rows without a text."""
+        return self._texts.count(None)
+
+    def add(
+        self,
+        prompt: np.ndarray,
+        how: Sampling,
+        seed: int | None = None,
+        logprobs: int | None = None,
+        echo: bool = False,
+    ) -> int:
+        """Begin a text and return its row.
+
+        Args:
+            prompt: Tokens, integers of shape (T,), at least one and fewer than `length`.
+            how: The parameters of the sampling.
+            seed: Seed of the sampling; None: numbers are drawn from polyarr.random.
+            logprobs: Number of the most likely tokens whose log-probabilities are computed, at least 1; None: none.
+            echo: Whether the first result is of the prompt, with its log-probabilities.
+
+        Raises:
+            ValueError: There is no free row, or the prompt is empty or too long.
+        """
+        if not self.free:
+            raise ValueError(f"Batch: all {len(self._texts)} rows have a text; remove one first")
+        if not 0 < len(prompt) < self.length:
+            raise ValueError(f"Batch: the prompt has {len(prompt)} tokens; it must have 1 to {self.length - 1}")
+        row = self._texts.index(None)
+        self._texts[row] = _Text(np.asarray(prompt, np.int32), how, seed, logprobs, echo, self._size)
+        self._begin.append(row)
+        return row
+
+    def remove(self, row: int) -> None:
+        """End the text of a row."""
+        self._texts[row] = None
+        if row in self._begin:
+            self._begin.remove(row)
+
+    def step(self) -> list[Sampled]:
+        """Compute one chunk of a prompt, if there is one to compute, and one more token of each other text.
+
+        A text whose prompt is complete gets its first token in the same step. A text may have as many tokens as fit
+        into `length` beside its prompt; after that, it must be removed.
+
+        Returns:
+            The results by row; [] if there are no texts, or no prompt is complete.
+
+        Raises:
+            ValueError: A text is as long as `length` allows.
+        """
+        writing = {row: text for row, text in enumerate(self._texts) if text is not None and text.last is not None}
+        found = self._written(writing) if writing else []
+        return sorted([*found, *self._begun()], key=lambda one: (one.row, one.token is not None))
+
+    # ---- prompts -----------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> list[Sampled]:
+        """Compute one chunk of the prompt that came first, and its first token after the last chunk."""
+        if not self._begin or (text := self._texts[row := self._begin[0]]) is None:
+            return []
+        model, start, end = self._model, text.done, text.end
+        if text.caches is None:
+            text.caches = model.caches(1, cache_capacity(model, len(text.prompt), 0))
+        tokens = creation.asarray(text.prompt[None, start:end])  # (1, T)
+        features = model.features(tokens, text.caches, start or None)  # (1, T, C), eagerly: lengths differ
+        text.done = end
+        found = []
+        if text.echo:
+            scored = prompt_logprobs(model, features, tokens, text.top or 1, self._size) if text.top else None
+            found.append(Sampled(row, None, scored and _row_of(scored, 0)))
+        if end == len(text.prompt):
+            self._put(self._caches, text.caches, row)
+            self._begin.remove(row)
+            text.caches = None
+            found.append(self._first(row, text, model.head(features[:, -1:])[:, 0]))
+        return found
+
+    def _first(self, row: int, text: _Text, logits: Array) -> Sampled:
+        """Return the first token of a text for logits (1, V), and put the text into the state of its kind."""
+        prompt = creation.asarray(text.prompt[None])
+        history = history_of(prompt, None, self._size, text.numbers)
+        units = creation.asarray(_column([text]))
+        numbers = {name: creation.asarray(np.array([[v]], np.float32)) for name, v in text.numbers.items()}
+        limits = text.kind.top_k, self._size, text.kind.top
+        bias = None if text.bias is None else text.bias[None]
+        token, history, logprobs = _choose(logits, units, history, numbers, bias, limits)
+        if text.kind not in self._state:
+            if len(self._state) >= _MAX_KINDS:
+                self._forget()
+            self._state[text.kind] = _State(len(self._texts), self._size, history, bias)
+        self._state[text.kind].put(row, text.numbers, history, bias)
+        text.last = int(token.numpy()[0, 0])
+        return Sampled(row, text.last, logprobs and _row_of(logprobs, 0))
+
+    def _forget(self) -> None:
+        """Forget kinds of sampling that no text has."""
+        used = Counter(text.kind for text in self._texts if text is not None)
+        self._state = {kind: state for kind, state in self._state.items() if used[kind]}
+        self._choose = compile(_choose, constants="limits", donate="history")
+        self._choose.many = _MAX_KINDS
+
+    # ---- tokens ------------------------------------------------------------------------------------------------------
+
+    def _equal_counts(self) -> list[int]:
+        """Return the numbers of rows that give the bits of all rows, in ascending order; the last is that of all."""
+        rows, steps = len(self._texts), min(4, self.length)
+        tokens = np.random.default_rng(0).integers(0, self._size, (steps, rows)).astype(np.int32)
+        for step in range(steps):
+            wanted = self._all_logits(tokens[step], np.full(rows, step, np.int32)).numpy()
+        found = []
+        for count in (2**power for power in range(rows.bit_length()) if 2**power < rows):
+            some = self._all_logits(tokens[-1, :count], np.full(count, steps - 1, np.int32)).numpy()
+            found += [count] if some[:count].tobytes() == wanted[:count].tobytes() else []
+        return [*found, rows]
+
+    def _all_logits(self, tokens: np.ndarray, positions: np.ndarray) -> Array:
+        """Return the logits (B, V) after tokens (R,) at positions (R,) in the first R rows; 0 for the others."""
+        inputs = creation.asarray(tokens[:, None]), self._caches, creation.asarray(positions)
+        return self._logits(self._model, *inputs, len(self._texts))
+
+    def _written(self, texts: dict[int, _Text]) -> list[Sampled]:
+        """Return one more token of each of these texts."""
+        if full := [row for row, text in texts.items() if text.done >= self.length]:
+            raise ValueError(f"Batch: the text of row {full[0]} has {self.length} tokens, which is all it may have")
+        rows = len(self._texts)
+        count = next(count for count in self._counts if count > max(texts))
+        tokens, positions = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        for row, text in texts.items():
+            tokens[row], positions[row] = text.last, text.done
+            text.done += 1
+        logits = self._all_logits(tokens, positions)  # (B, V)
+        found = []
+        for kind in sorted({text.kind for text in texts.values()}, key=repr):
+            state, own = self._state[kind], {row: text for row, text in texts.items() if text.kind == kind}
+            units = np.zeros((rows, 1), np.float32)
+            units[[*own]] = _column([*own.values()])
+            limits = kind.top_k, self._size, kind.top
+            chosen, state.history, logprobs = self._choose(
+                logits, creation.asarray(units), state.history, state.inputs(), state.bias, limits
+            )
+            drawn, scored = chosen.numpy()[:, 0].tolist(), logprobs and [each.numpy() for each in logprobs]
+            for row, text in own.items():
+                text.last = drawn[row]
+                found.append(Sampled(row, drawn[row], scored and tuple(each[row] for each in scored)))
+        return found
+
+
+class _State:
+    """What the sampling of one kind needs of all rows: numbers, penalties' history and bias."""
+
+    def __init__(self, rows: int, size: int, history: dict[str, Array], bias: Array | None) -> None:
+        self._rows, self._numbers, self._inputs = rows, dict[str, np.ndarray](), dict[str, Array]()
+        self.history = {name: ops.fill(0, seen, shape=(rows, size), dtype=seen.dtype) for name, seen in history.items()}
+        self.bias = None if bias is None else ops.fill(0, bias, shape=(rows, size), dtype=bias.dtype)
+
+    def put(self, row: int, numbers: dict[str, float], history: dict[str, Array], bias: Array | None) -> None:
+        """Set what belongs to a row."""
+        for name, value in numbers.items():
+            held = self._numbers.setdefault(name, np.ones((self._rows, 1), np.float32))
+            held[row] = value
+        self._inputs = {}
+        for name, seen in history.items():
+            self.history[name] = _with_row(self.history[name], seen, row)
+        if bias is not None:
+            self.bias = _with_row(self.bias, bias, row)
+
+    def inputs(self) -> dict[str, Array]:
+        """Return the numbers, float32 of shape (B, 1)."""
+        if not self._inputs:
+            self._inputs = {name: creation.asarray(values.copy()) for name, values in self._numbers.items()}
+        return self._inputs
+
+
+def _with_row(x: Array, new: Array, row: int) -> Array:
+    return ops.slice_update(x, new, (row, 0), steps=(1, 1))
+
+
+def _column(texts: list[_Text]) -> np.ndarray:
+    """Return the next uniform number of each text, float32 of shape (B, 1); 0 for those that need none."""
+    return np.array([[next(text.units) if text.units else 0.0] for text in texts], np.float32)
+
+
+def _row_of(logprobs: Logprobs, row: int) -> tuple[np.ndarray, ...]:
+    return tuple(each.numpy()[row] for each in logprobs)
+
+
+def _logits(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], positions: Array, rows: int) -> Array:
+    """Return the logits (rows, V) of the token after tokens (R, 1) at positions (R,) in the first R rows, and zeros."""
+    logits = model.next_token_logits(tokens, caches, positions)  # (R, V)
+    count, size = logits.shape
+    if count == rows:
+        return logits
+    return ops.concat([logits, ops.fill(0, logits, shape=(rows - count, size), dtype=logits.dtype)])
+
+
+def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int) -> None:
+    """Copy the keys and values of a prompt into a row."""
+    for cache, new in zip(caches, own, strict=True):
+        cache.both.rebind(ops.slice_update(cache.both, new.both, (0, row, 0, 0, 0), steps=(1, 1, 1, 1, 1)))
+
+
+def _choose(
+    logits: Array,
+    units: Array,
+    history: dict[str, Array],
+    numbers: dict[str, Any],
+    bias: Array | None,
+    limits: tuple[int | None, int, int | None],
+) -> tuple[Array, dict[str, Array], Logprobs | None]:
+    """Return tokens (B, 1) for logits (B, V), the histories after them, and their log-probabilities."""
+    like = ops.astype(ops.zeros_like(logits[:, :1]), dtype=int32)
+    return sampled(logits, like, history, (units, 0), numbers, bias, limits)

@@ -1,0 +1,143 @@
+"""Batches: texts that come and go between tokens, each of which is written as if it were alone."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate
+from polyarr.models.batch import CHUNK
+
+SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
+MODELS = {
+    "gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.1, "qkv_bias": True}),
+    "llama": lambda: LlamaModel({**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [6, 0]}),
+}
+SAMPLINGS = (
+    {"temperature": 0},
+    {},
+    {"temperature": 0.7, "top_k": 5},
+    {"top_p": 0.8, "repetition_penalty": 1.3},
+    {"temperature": 1.5, "top_p": 0.9, "min_p": 0.01},
+    {"frequency_penalty": 0.5, "presence_penalty": -0.3, "logit_bias": {3: 2.0, 4: -100.0}},
+)
+
+
+def model_of(kind):
+    pa.random.seed(0)
+    return pa.tree.map(lambda p: p * 6, MODELS[kind]())
+
+
+class Text:
+    """A text to write: what is asked for, when it comes, and what was written so far."""
+
+    def __init__(self, generator, number):
+        self.prompt = generator.integers(0, 23, generator.integers(1, 20))
+        self.count = int(generator.integers(1, 40 - len(self.prompt)))
+        self.how = Sampling(**SAMPLINGS[generator.integers(len(SAMPLINGS))])
+        self.seed, self.top = number, [None, 1, 3][generator.integers(3)]
+        self.echo = bool(self.top) and bool(generator.integers(2))
+        self.begin = int(generator.integers(30))
+        self.found = []
+
+    def add(self, batch):
+        self.found = []
+        return batch.add(self.prompt, self.how, self.seed, self.top, self.echo)
+
+    def take(self, one):
+        """Take a result; return whether the text is complete."""
+        scored = one.logprobs and tuple(each.tobytes() for each in one.logprobs)
+        self.found.append((one.token, scored))
+        return len(self.found) == self.count + self.echo
+
+
+def write(batch, texts):
+    """Write the texts as they come and as there are free rows."""
+    waiting, rows, step = sorted(texts, key=lambda text: text.begin), {}, 0
+    while waiting or rows:
+        while waiting and waiting[0].begin <= step and batch.free:
+            text = waiting.pop(0)
+            rows[text.add(batch)] = text
+        for one in batch.step():
+            if rows[one.row].take(one):
+                batch.remove(one.row)
+                del rows[one.row]
+        step += 1
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_text_does_not_depend_on_the_others_to_the_bit(kind, backend):
+    """In random schedules; the texts alone are written in the same batch, in any row."""
+    batch, generator = Batch(model_of(kind), 3), np.random.default_rng(0)
+    texts = [Text(generator, number) for number in range(24)]
+    write(batch, texts)
+    wanted = [text.found for text in texts]
+    assert batch.free == 3 and len({tuple(found) for found in wanted}) == len(texts)
+    for text, found in zip(texts, wanted, strict=True):
+        write(batch, [text])
+        assert text.found == found
+    for _ in range(4):
+        for text in texts:
+            text.begin = int(generator.integers(30))
+        write(batch, texts)
+        assert [text.found for text in texts] == wanted
+
+
+def test_texts_are_those_of_generate(backend):
+    """In chunks of the prompt, too: floating-point differences change no likeliest token here."""
+    model = model_of("llama")
+    batch = Batch(model, 3)
+    prompts = [np.arange(n) * 7 % 23 for n in (3, 11, 1)]
+    for prompt in prompts:
+        batch.add(prompt, Sampling(temperature=0))
+    found = [batch.step() for _ in range(20)]
+    for row, prompt in enumerate(prompts):
+        tokens = [one.token for step in found for one in step if one.row == row]
+        wanted = generate(model, pa.asarray(prompt[None]), len(tokens), temperature=0).numpy()[0, len(prompt) :]
+        assert tokens == wanted.tolist() and len(tokens) == 20 - row
+
+
+def test_seeds_are_those_of_generate(backend):
+    model = model_of("gpt")
+    batch = Batch(model, 2)
+    batch.add(np.array([1, 2, 3]), Sampling(temperature=0.9, top_k=7), seed=5)
+    tokens = [one.token for _ in range(12) for one in batch.step()]
+    wanted = generate(model, pa.asarray([[1, 2, 3]]), 12, seed=5, temperature=0.9, top_k=7).numpy()[0, 3:]
+    assert tokens == wanted.tolist()
+
+
+def test_a_long_prompt_holds_up_no_text_and_changes_nothing():
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        length = 2 * CHUNK + 50
+        sizes = {**SIZES, "context_length": 600, "drop_rate": 0.0, "qkv_bias": True}
+        model = pa.tree.map(lambda p: p * 6, GPTModel(sizes))
+        batch, prompt = Batch(model, 2), np.random.default_rng(0).integers(0, 23, length)
+        batch.add(np.array([1]), Sampling(temperature=0))
+        batch.step()
+        batch.add(prompt, Sampling(temperature=0))
+        steps = [[one.row for one in batch.step()] for _ in range(4)]
+        assert steps == [[0], [0], [0, 1], [0, 1]]
+        batch.remove(0)
+        found = [one.token for _ in range(5) for one in batch.step()]
+        wanted = generate(model, pa.asarray(prompt[None]), 7, temperature=0).numpy()[0, -5:]
+        assert found == wanted.tolist()
+
+
+def test_rows_and_lengths_have_limits():
+    with pa.use_backend("numpy"):
+        batch = Batch(model_of("gpt"), 2, length=10)
+        with pytest.raises(ValueError, match=r"^Batch: the prompt has 10 tokens; it must have 1 to 9$"):
+            batch.add(np.arange(10), Sampling())
+        with pytest.raises(ValueError, match=r"^Batch: the prompt has 0 tokens; it must have 1 to 9$"):
+            batch.add(np.arange(0), Sampling())
+        rows = [batch.add(np.arange(n), Sampling()) for n in (9, 7)]
+        assert rows == [0, 1] and batch.free == 0
+        with pytest.raises(ValueError, match=r"^Batch: all 2 rows have a text; remove one first$"):
+            batch.add(np.arange(3), Sampling())
+        assert [one.row for _ in range(2) for one in batch.step()] == [0, 0, 1]
+        with pytest.raises(ValueError, match=r"^Batch: the text of row 0 has 10 tokens, which is all it may have$"):
+            batch.step()
+        batch.remove(0)
+        assert [one.row for _ in range(2) for one in batch.step()] == [1, 1]
+        batch.remove(1)
+        assert batch.free == 2 and batch.step() == []
