@@ -44,6 +44,13 @@ class _Kind(NamedTuple):
     top: int | None
 
 
+class _Part(NamedTuple):
+    """Part of the caches: the first rows, and the first positions of each."""
+
+    rows: int
+    span: int
+
+
 class _Text:
     """Text in a row: its prompt, its sampling, and how far both have come."""
 
@@ -66,10 +73,12 @@ class _Text:
 class Batch:
     """Texts that one model writes side by side; each may begin and end at any token of the others.
 
-    The tokens of a text, to the bit, do not depend on which other texts there are. For this the caches have a fixed
-    capacity, and a step computes as many rows as there are texts only if the device gives the same bits for that many
-    as for all, which is measured at the beginning; otherwise it computes more. A step computes one more token of each
-    text. Prompts are computed in chunks, one chunk a step, so that a long one does not hold up the others.
+    A step computes one more token of each text. Prompts are computed in chunks, one chunk a step, so that a long one
+    does not hold up the others.
+
+    The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
+    rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give:
+    this is measured when such a part is needed for the first time.
 
     Args:
         model: A language model. The batch keeps a copy in evaluation mode.
@@ -103,7 +112,12 @@ class Batch:
         self._put = compile(_put, donate="caches")
         self._choose = compile(_choose, constants="limits", donate="history")
         self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
-        self._counts = self._equal_counts()
+        size = self._caches[0].size
+        counts = [2**power for power in range(rows.bit_length()) if 2**power < rows] + [rows]
+        spans = [CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size] + [size]
+        # Parts of the caches by what they cost, and whether they give the bits of the whole, where that is known.
+        self._parts = [_Part(count, span) for span in spans for count in counts]
+        self._is_equal = {self._parts[-1]: True}
 
     @property
     def free(self) -> int:
@@ -210,21 +224,32 @@ class Batch:
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def _equal_counts(self) -> list[int]:
-        """Return the numbers of rows that give the bits of all rows, in ascending order; the last is that of all."""
-        rows, steps = len(self._texts), min(4, self.length)
-        tokens = np.random.default_rng(0).integers(0, self._size, (steps, rows)).astype(np.int32)
-        for step in range(steps):
-            wanted = self._all_logits(tokens[step], np.full(rows, step, np.int32)).numpy()
-        found = []
-        for count in (2**power for power in range(rows.bit_length()) if 2**power < rows):
-            some = self._all_logits(tokens[-1, :count], np.full(count, steps - 1, np.int32)).numpy()
-            found += [count] if some[:count].tobytes() == wanted[:count].tobytes() else []
-        return [*found, rows]
+    def _next_logits(self, tokens: np.ndarray, positions: np.ndarray, needed: "_Part") -> Array:
+        """Return the logits (B, V) after tokens (B,) at positions (B,), for the rows that are needed."""
+        for part in self._parts:
+            if part.rows < needed.rows or part.span < needed.span:
+                continue
+            if part not in self._is_equal:
+                return self._measured(part, tokens, positions)
+            if self._is_equal[part]:
+                return self._part_logits(part, tokens, positions)
+        raise AssertionError("the whole is the last part")
 
-    def _all_logits(self, tokens: np.ndarray, positions: np.ndarray) -> Array:
-        """Return the logits (B, V) after tokens (R,) at positions (R,) in the first R rows; 0 for the others."""
-        inputs = creation.asarray(tokens[:, None]), self._caches, creation.asarray(positions)
+    def _measured(self, part: "_Part", tokens: np.ndarray, positions: np.ndarray) -> Array:
+        """Return the logits of the whole, and note whether those of a part have the same bits."""
+        wanted = self._part_logits(self._parts[-1], tokens, positions)
+        found = self._part_logits(part, tokens, positions)
+        self._is_equal[part] = found.numpy()[: part.rows].tobytes() == wanted.numpy()[: part.rows].tobytes()
+        if not self._is_equal[part]:  # nor are the keys and values that it has written
+            self._part_logits(self._parts[-1], tokens, positions)
+        return wanted
+
+    def _part_logits(self, part: "_Part", tokens: np.ndarray, positions: np.ndarray) -> Array:
+        """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
+        if self._caches[0].span != part.span:
+            for cache in self._caches:
+                cache.span = part.span
+        inputs = creation.asarray(tokens[: part.rows, None]), self._caches, creation.asarray(positions[: part.rows])
         return self._logits(self._model, *inputs, len(self._texts))
 
     def _written(self, texts: dict[int, _Text]) -> list[Sampled]:
@@ -232,12 +257,11 @@ class Batch:
         if full := [row for row, text in texts.items() if text.done >= self.length]:
             raise ValueError(f"Batch: the text of row {full[0]} has {self.length} tokens, which is all it may have")
         rows = len(self._texts)
-        count = next(count for count in self._counts if count > max(texts))
-        tokens, positions = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        tokens, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         for row, text in texts.items():
             tokens[row], positions[row] = text.last, text.done
             text.done += 1
-        logits = self._all_logits(tokens, positions)  # (B, V)
+        logits = self._next_logits(tokens, positions, _Part(max(texts) + 1, int(positions.max()) + 1))  # (B, V)
         found = []
         for kind in sorted({text.kind for text in texts.values()}, key=repr):
             state, own = self._state[kind], {row: text for row, text in texts.items() if text.kind == kind}

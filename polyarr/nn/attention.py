@@ -24,11 +24,16 @@ class KeyValueCache(Module):
         head_size: Length of the vectors of a head.
         like: Array whose dtype and backend the cache has; None for float32 on the current backend.
 
+    Attributes:
+        span: Number of positions, from the first on, that queries attend to; None for all. The rest is not read.
+
     Examples:
         >>> from polyarr import nn
         >>> nn.KeyValueCache(1, 2, 16, 4).k.shape
         (1, 2, 16, 4)
     """
+
+    span: int | None = None
 
     def __init__(self, batch: int, n_heads: int, size: int, head_size: int, like: Array | None = None) -> None:
         if like is not None:
@@ -46,14 +51,21 @@ class KeyValueCache(Module):
         """The values (B, H, S, D)."""
         return self.both[1]
 
-    def first(self, batch: int) -> tuple[Array, Array]:
-        """Return the keys and values of the first rows, (batch, H, S, D)."""
-        return (self.k, self.v) if batch == self.both.shape[1] else (self.k[:batch], self.v[:batch])
-
     @property
     def size(self) -> int:
         """The capacity: number of positions."""
         return self.both.shape[3]
+
+    @property
+    def seen_size(self) -> int:
+        """The number of positions that queries attend to."""
+        return self.size if self.span is None else self.span
+
+    def read(self, batch: int) -> tuple[Array, Array]:
+        """Return the keys and values of the first rows that queries attend to, (batch, H, S, D)."""
+        if (batch, self.seen_size) == (self.both.shape[1], self.size):
+            return self.k, self.v
+        return self.k[:batch, :, : self.seen_size], self.v[:batch, :, : self.seen_size]
 
     def put(self, k: Array, v: Array, position: int | Array, together: bool = False) -> None:
         """Store keys and values from a position on.
@@ -97,11 +109,11 @@ class KeyValueCache(Module):
             bool array (T, S), or (B, 1, T, S) with padding or positions of each row.
         """
         rows = ops.iota(0, 1, self.both, size=count, dtype=int32)[:, None] + by_row(position, 4)  # (T, 1)
-        columns = ops.iota(0, 1, self.both, size=self.size, dtype=int32)  # (S,)
+        columns = ops.iota(0, 1, self.both, size=self.seen_size, dtype=int32)  # (S,)
         mask = columns <= rows  # (T, S)
-        if 0 < window < self.size:
+        if 0 < window < self.seen_size:
             mask = mask & (columns > rows - window)
-        return mask if padding is None else mask & unpadded(padding, self.size)
+        return mask if padding is None else mask & unpadded(padding, self.seen_size)
 
 
 def windowed(like: Array, count: int, window: int) -> Array:
@@ -232,7 +244,7 @@ class MultiHeadAttention(Module):
         if cache is not None:
             cache.put(k, v, 0 if position is None else position, together=turned is None)
         if cache is not None and position is not None:
-            k, v = cache.first(x.shape[0])  # (B, K, S, D)
+            k, v = cache.read(x.shape[0])  # (B, K, S, D)
             mask = cache.seen(t, position) if mask is None else mask  # (T, S)
         causal = self.causal and position is None  # otherwise the mask is causal
         return self.out(self._attended(q, k, v, mask, causal))
