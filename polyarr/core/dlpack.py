@@ -161,6 +161,14 @@ def on_host(x: Any) -> np.ndarray:
         raise BufferError(f"it lies on device {device}: {error}") from None
 
 
+def view_of(x: Any) -> np.ndarray:
+    """Return the values of an Array, which must not be written to: its own memory if that is the host's, or a copy."""
+    try:
+        return memory_of(x, copy=False) if is_on_host(x) else x.numpy()
+    except BufferError:
+        return x.numpy()
+
+
 class Shared:
     """Exporter of memory in place.
 

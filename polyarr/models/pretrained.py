@@ -15,6 +15,7 @@ import numpy as np
 
 from polyarr import creation
 from polyarr.core.array import Array
+from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
@@ -284,10 +285,10 @@ def _sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> I
     ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names)))
     for name, start, end in zip(names, [0, *ends], ends, strict=False):
         shape = (int(end - start), *leaf.shape[1:])
-        read = partial(_part, leaf, slice(start, end), transposed, dtype)
+        read = partial(_part, leaf, slice(start, end), transposed)
         yield name, Source(Spec(shape[::-1] if transposed else shape, dtype), read)
 
 
-def _part(leaf: Array, rows: slice, transposed: bool, dtype: np.dtype) -> np.ndarray:
-    part = leaf.numpy()[rows].astype(dtype, copy=False)
+def _part(leaf: Array, rows: slice, transposed: bool) -> np.ndarray:
+    part = view_of(leaf)[rows]
     return part.T if transposed else part

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from polyarr.core.array import Array
+from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, bfloat16
 from polyarr.files import HeldFile
 from polyarr.saving.atomic import written_whole
@@ -24,6 +26,7 @@ _FURTHER = {"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2
 MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 MAX_TENSORS = 50_000  # per file; `polyarr inspect` shows this many in about 4 s
 _LARGEST = 2**63
+_PIECE = 2**20  # bytes of an array that are checked, or converted and written, at once
 _CODE_OF = {np.dtype(dtype): code for code, dtype in CODES.items()}
 
 
@@ -80,6 +83,32 @@ class TensorFile:
         self.file.read_into(entry.start, found.reshape(-1).view(np.uint8).data)
         return found
 
+    def source(self, name: str) -> "Source":
+        """Return the Source of a tensor, which is read whenever its data are needed; NumPy must have its dtype."""
+        entry = self.entries[name]
+        return Source(Spec(entry.shape, entry.dtype), partial(self.array, name))
+
+
+def finite(name: str, a: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return an array in a floating-point dtype.
+
+    Raises:
+        ValueError: An element is not finite there, such as a large float32 in float16.
+    """
+    with np.errstate(over="ignore"):
+        found = a.astype(dtype, copy=False)
+    if not all(np.isfinite(piece).all() for piece in _pieces(found)):
+        raise ValueError(f"{name} holds numbers that are not finite{'' if a.dtype == dtype else f' in {dtype}'}")
+    return found
+
+
+def _pieces(a: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield an array some rows at a time."""
+    a = np.atleast_1d(a)
+    rows = max(_PIECE // max(a[:1].nbytes, 1), 1)
+    for start in range(0, len(a), rows):
+        yield a[start : start + rows]
+
 
 def _metadata(found: Any) -> dict[str, str]:
     if found is None:
@@ -124,21 +153,28 @@ def _are_sizes(found: Any) -> bool:
 
 
 class Source(NamedTuple):
-    """Array to write, possibly elsewhere: its Spec, and a function that copies it to the host."""
+    """Array to write, possibly elsewhere: its Spec, and a function that returns it on the host, in any float dtype."""
 
     spec: Spec
     read: Callable[[], np.ndarray]
 
-    def data(self) -> memoryview:
-        """Return the bytes of the array, in row-major order."""
-        return np.ascontiguousarray(self.read()).reshape(-1).view(np.uint8).data
+    def pieces(self, name: str) -> Iterator[memoryview]:
+        """Yield the bytes of the array in the dtype of its Spec and row-major order, some rows at a time.
+
+        Raises:
+            ValueError: An element is not finite in another dtype than it has; with this name.
+        """
+        dtype = self.spec.dtype
+        for piece in _pieces(self.read()):
+            converted = piece if piece.dtype == dtype else finite(name, piece, dtype)
+            yield np.ascontiguousarray(converted).reshape(-1).view(np.uint8).data
 
 
 def source_of(a: Array | np.ndarray | Source) -> Source:
     """Return the Source of an array."""
     if isinstance(a, Source):
         return a
-    return Source(a.spec, a.numpy) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
+    return Source(a.spec, partial(view_of, a)) if isinstance(a, Array) else Source(Spec(a.shape, a.dtype), lambda: a)
 
 
 def write_arrays(
@@ -146,11 +182,12 @@ def write_arrays(
 ) -> None:
     """Replace a file atomically by a safetensors file of arrays; see `write_whole`.
 
-    The arrays are copied to the host and written one after the other, so that only one is in memory.
+    The arrays are copied to the host one after the other, so that only one is in memory; those on the host are not.
 
     Raises:
         OSError: The file cannot be written; with its path.
-        ValueError: There are more arrays, or longer metadata, than one file can hold.
+        ValueError: There are more arrays, or longer metadata, than one file can hold, or an element is not finite in
+            the dtype that it is converted to.
     """
     if len(arrays) > MAX_TENSORS:
         raise ValueError(f"{path}: {len(arrays):,} arrays; a file holds at most {MAX_TENSORS:,}")
@@ -168,4 +205,5 @@ def write_arrays(
     with written_whole(path, first) as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
-            file.write(arrays[name].data())
+            for piece in arrays[name].pieces(name):
+                file.write(piece)

@@ -20,7 +20,7 @@ from polyarr.models.folders import hint_of_others
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving.atomic import sync_folder
-from polyarr.saving.tensor_file import Source, TensorFile, source_of, write_arrays
+from polyarr.saving.tensor_file import Source, TensorFile, finite, source_of, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
 from polyarr.training.files import checkpoints, kept_steps, name_at, path_of
@@ -139,14 +139,15 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Source]:
 
 def _finite(name: str, a: Array) -> Source:
     """Return the source of an array, which raises NotFiniteError when it is read and holds nan or inf."""
+    spec, read_any = source_of(a)
 
     def read() -> np.ndarray:
-        host = a.numpy()
-        if not np.isfinite(host).all():
-            raise NotFiniteError(f"{name} holds nan or inf")
-        return host
+        try:
+            return finite(name, read_any(), spec.dtype)
+        except ValueError:
+            raise NotFiniteError(f"{name} holds nan or inf") from None
 
-    return Source(a.spec, read)
+    return Source(spec, read)
 
 
 def _remove_others(folder: Path, name: str, run: str) -> None:
@@ -162,7 +163,8 @@ def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
     for name, array in sorted(arrays.items()):
         source = source_of(array)
         found.update(f"\n{name} {source.spec.dtype} {source.spec.shape}\n".encode())
-        found.update(source.data())
+        for piece in source.pieces(name):
+            found.update(piece)
     return found.hexdigest()
 
 
