@@ -22,7 +22,7 @@ from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_toke
 from polyarr.text.special import special_tokens_of
 from polyarr.text.tokenizer import has_tokenizer
 from polyarr.training.checkpoint import Checkpoint, load_checkpoint, path_of, read_info, save_checkpoint
-from polyarr.training.files import CHECKPOINTS, RUN_FILES
+from polyarr.training.files import CHECKPOINTS, RUN_FILES, remove_left_overs
 from polyarr.training.recipes import Recipe
 from polyarr.training.run import Run, checkpoint_of, with_shorter_context
 
@@ -93,6 +93,7 @@ def import_model(
         saved = checkpoint_of(run, None)
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, "training"):
+            remove_left_overs(folder)
             save_checkpoint(folder, "best", saved)
     return saved
 

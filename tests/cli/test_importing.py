@@ -203,6 +203,15 @@ def test_importing_and_exporting_take_the_models_memory_once(tmp_path):
             tracemalloc.stop()
 
 
+def test_an_import_removes_what_a_killed_one_left(folder):
+    (folder / "run").mkdir()
+    (folder / "run" / ".best.safetensors.1.tmp").write_bytes(bytes(9))
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 'best' here"):
+        load_checkpoint(folder / "run")
+    import_model(folder / "theirs", folder / "run")
+    assert [path.name for path in (folder / "run").iterdir()] == ["best.safetensors"]
+
+
 def test_numbers_are_a_tokenizers_text():
     tokenizer = NumberTokenizer(100)
     assert tokenizer.encode(" 5\n27 99").tolist() == [5, 27, 99] and tokenizer.decode([5, 27]) == " 5 27"
