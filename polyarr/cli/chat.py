@@ -26,7 +26,14 @@ _EXIT, _RESET = "/exit", "/reset"
 )
 @writing_options
 def command(
-    folder: Path, system: str | None, tokens: int, int8: bool, backend: str | None, checkpoint: str, **options: Any
+    folder: Path,
+    system: str | None,
+    tokens: int,
+    int8: bool,
+    dtype: str | None,
+    backend: str | None,
+    checkpoint: str,
+    **options: Any,
 ) -> None:
     """Talk with the model of a run or of a Hugging Face folder, which must have a chat template.
 
@@ -34,7 +41,7 @@ def command(
     dropped when the conversation no longer fits into the model's context.
     """
     check_stops(options["stop"])
-    with open_writer(folder, checkpoint, backend, int8, is_chat=True) as writer:
+    with open_writer(folder, checkpoint, backend, int8, dtype, is_chat=True) as writer:
         chat = Conversation(writer, system)
         for line in _lines():
             if line == _RESET:

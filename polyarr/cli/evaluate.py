@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_json, print_table
-from polyarr.cli.starting import loaded
+from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import choose_backend
 from polyarr.nn import merge_lora
 from polyarr.text import find_files
@@ -33,6 +33,7 @@ _WINDOW = 1024  # largest default window
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens by which windows advance.  [default: window / 2]")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Windows at once.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@dtype_option
 @click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]")
 @click.option(
     "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Checkpoint to load."
@@ -46,6 +47,7 @@ def command(
     stride: int | None,
     batch_size: int,
     as_json: bool,
+    dtype: str | None,
     backend: str | None,
     checkpoint: str,
 ) -> None:
@@ -56,7 +58,7 @@ def command(
     """
     files = find_files([data])
     choose_backend(backend)
-    model, tokenizer = loaded(folder, checkpoint)
+    model, tokenizer = loaded(folder, checkpoint, dtype)
     length = window or min(model.config.context_length, _WINDOW)
     stride = stride or max(length // 2, 1)
     documents = read_documents(files, tokenizer, field)

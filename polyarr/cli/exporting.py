@@ -9,6 +9,7 @@ from polyarr.models.formats import WRITTEN
 from polyarr.text import NumberTokenizer
 from polyarr.training.files import CHECKPOINTS
 from polyarr.training.pretrained import ADAPTERS, export_model
+from polyarr.training.recipes import COMPUTED
 
 
 @click.command()
@@ -18,17 +19,13 @@ from polyarr.training.pretrained import ADAPTERS, export_model
     "--format", type=click.Choice([*WRITTEN, ADAPTERS]), default="huggingface", show_default=True, help="File format."
 )
 @click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16"]),
-    default="float32",
-    show_default=True,
-    help="Dtype of the written weights.",
+    "--dtype", type=click.Choice(COMPUTED), help="Dtype of the written weights.  [default: that of the run]"
 )
 @click.option(
     "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Checkpoint to export."
 )
 @click.option("--base", metavar="NAME", help="Base model of adapters.  [default: the one that the run began with]")
-def command(folder: Path, out: Path, format: str, dtype: str, checkpoint: str, base: str | None) -> None:
+def command(folder: Path, out: Path, format: str, dtype: str | None, checkpoint: str, base: str | None) -> None:
     """Write the model that `polyarr train` or `polyarr import` saved in DIR for other programs to load.
 
     The format peft has only the adapters of `polyarr train --lora`, which PEFT adds to the base model.

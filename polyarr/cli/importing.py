@@ -32,7 +32,8 @@ def command(
     model, found, *_ = import_model(path, out, **how)
     config = model.config
     click.echo(
-        f"{type(model).__name__}: {model.num_parameters():,} parameters, {config.n_layers} layers, "
+        f"{type(model).__name__}: {model.num_parameters():,} {model.tok_emb.weight.dtype} parameters, "
+        f"{config.n_layers} layers, "
         f"texts of up to {config.context_length:,} tokens of {config.vocab_size:,} different ones"
     )
     if isinstance(found, NumberTokenizer):

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_error
-from polyarr.cli.starting import loaded
+from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
@@ -24,6 +24,7 @@ from polyarr.nn import merge_lora
 @click.option(
     "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Checkpoint to load."
 )
+@dtype_option
 @click.option(
     "--length",
     type=click.IntRange(min=2),
@@ -68,6 +69,7 @@ def command(
     name: str | None,
     backend: str | None,
     checkpoint: str,
+    dtype: str | None,
     length: int | None,
     waiting: int,
     timeout: float,
@@ -84,7 +86,7 @@ def command(
     serving.check_origins(origins)  # before the model is loaded
     with serving.listen(host, port) as listener:  # before the model is loaded, so that a bad address fails at once
         choose_backend(backend)
-        model, tokenizer = loaded(folder, checkpoint)
+        model, tokenizer = loaded(folder, checkpoint, dtype)
         model = merge_lora(model)
         limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **access}
         server = serving.server_of(model, tokenizer, name, host, keys=keys, origins=origins, **limits)

@@ -12,6 +12,7 @@ from polyarr.models.folders import CONFIG, no_such
 from polyarr.text import Tokenizer
 from polyarr.training import Recipe, load_checkpoint
 from polyarr.training.pretrained import TUNED, base_of, fine_tuning, load_model
+from polyarr.training.recipes import COMPUTED
 
 
 class RunStart(NamedTuple):
@@ -50,6 +51,12 @@ def starting_options(command: F) -> F:
     return command
 
 
+def dtype_option(command: F) -> F:
+    """Add the option of the dtype in which a model is loaded to a command."""
+    words = "Convert the weights to this dtype, and compute in it.  [default: that of the weights]"
+    return click.option("--dtype", type=click.Choice(COMPUTED), help=words)(command)
+
+
 def with_adapters(changes: dict[str, Any], rank: int | None, match: str | None, alpha: float | None) -> dict[str, Any]:
     """Return the changes of a recipe, with those of the options for adapters."""
     named = {"rank": rank, "match": match, "alpha": alpha}
@@ -63,11 +70,11 @@ def start(source: Path, changes: dict[str, Any]) -> RunStart:
     return RunStart(TUNED, fine_tuning(model, **changes), model, tokenizer, base_of(source))
 
 
-def loaded(path: Path, checkpoint: str) -> tuple[LanguageModel, Tokenizer]:
-    """Return the model and the tokenizer of a run, or of a folder with a config.json."""
+def loaded(path: Path, checkpoint: str, dtype: str | None) -> tuple[LanguageModel, Tokenizer]:
+    """Return the model and the tokenizer of a run, or of a folder with a config.json; None is the dtype of its file."""
     if not path.exists():
         raise no_such(path)
     if os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
-        return load_model(path, checkpoint)
-    model, tokenizer, *_ = load_checkpoint(path, checkpoint)
+        return load_model(path, checkpoint, dtype=dtype)
+    model, tokenizer, *_ = load_checkpoint(path, checkpoint, dtype=dtype)
     return model, tokenizer

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from polyarr.cli.starting import loaded
+from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
 from polyarr.nn import merge_lora
@@ -33,6 +33,7 @@ _OPTIONS = (
         help="Above 1: tokens that are in the text become less likely.",
     ),
     click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text."),
+    dtype_option,
     click.option("--int8", is_flag=True, help="Use int8 weights: faster if memory bandwidth is the limit."),
     click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
     click.option(
@@ -57,7 +58,7 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def open_writer(
-    folder: Path, checkpoint: str, backend: str | None, int8: bool, is_chat: bool = False
+    folder: Path, checkpoint: str, backend: str | None, int8: bool, dtype: str | None, is_chat: bool = False
 ) -> Iterator[Writer]:
     """Load a model and its tokenizer, whose programs run in worker processes until the block ends.
 
@@ -65,8 +66,9 @@ def open_writer(
         ValueError: A chat is asked for, and the model has no chat template.
     """
     choose_backend(backend)
-    model, tokenizer = loaded(folder, checkpoint)
+    model, tokenizer = loaded(folder, checkpoint, dtype)
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
+    model = model.quantised() if int8 else merge_lora(model)  # frees what was loaded
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
-        yield Writer(model.quantised() if int8 else merge_lora(model), programs)
+        yield Writer(model, programs)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,14 +16,14 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.dlpack import view_of
-from polyarr.core.spec import Spec, as_dtype
+from polyarr.core.spec import Spec, as_dtype, float32, float64
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import Format, format_of, written_format
 from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving.atomic import write_whole
-from polyarr.saving.tensor_file import Source, TensorFile, write_arrays
+from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, write_arrays
 
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
 _MAX_LISTED = 3  # names listed in an error
@@ -53,29 +53,31 @@ class PretrainedError(ValueError):
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = "float32") -> LanguageModel:
+def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
     """Load a language model from a Hugging Face folder, or from a safetensors file beside its config.json.
 
     The model may be a GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2 or one with their settings, such as SmolLM2, in one
     file or in several with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of
-    settings. Arrays are read and converted one by one, which takes the memory of the model and a few times that of its
-    largest array. Nothing is ever unpickled.
+    settings. Arrays are read and converted one by one, the largest first, so that the host needs hardly more memory
+    than the model has. Nothing is ever unpickled.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
 
     Args:
         path: The folder, or the file.
-        dtype: Dtype of the model's parameters.
+        dtype: Dtype of the model's parameters; None: that of the file, or float32 if the file has float64 or several
+            dtypes.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.
 
     Raises:
         OSError: A file cannot be read.
-        PretrainedError: A file is damaged, or has other arrays or settings than polyarr's model.
+        PretrainedError: A file is damaged, or has other arrays or settings than polyarr's model, or numbers that are
+            not finite in `dtype`.
     """
-    path, dtype = Path(path), as_dtype(dtype)
+    path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
     if not path.exists():
         raise no_such(path)
     folder = path if path.is_dir() else path.parent
@@ -90,10 +92,10 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = "float32") -> 
             warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
             config = replace(config, tie_embeddings=False)
         with shapes_only():
-            model = new_model(config).astype(dtype)
-        _check(model, form, tensors)
-        found = {name: creation.asarray(_read(form, name, tensors), dtype=dtype) for name in model.named_parameters()}
-    return model.load_parameters(found).eval()
+            model = new_model(config)
+            _check(model, form, tensors)
+            model = model.astype(dtype or _stored_dtype(model, form, tensors))
+        return model.load_parameters(largest_first(model, partial(_read, form, tensors))).eval()
 
 
 @contextlib.contextmanager
@@ -189,13 +191,25 @@ def rows_of_parts(model: LanguageModel, rows: int, parts: int) -> list[int]:
     return [rows * share // sum(heads) for share in heads]
 
 
-def _read(form: Format, own: str, tensors: Tensors) -> np.ndarray:
+def _stored_dtype(model: LanguageModel, form: Format, tensors: Tensors) -> np.dtype:
+    """Return the dtype of all weights in the files; float32 if it is float64, or if there are several."""
+    first, *others = {tensors[name].dtype for name in _wanted(model, form)}
+    return float32 if others or CODES[first] == float64 else np.dtype(CODES[first])
+
+
+def largest_first(model: LanguageModel, read: Callable[[str, np.dtype], np.ndarray]) -> dict[str, Array]:
+    """Return the arrays of a model by name, each of which `read(name, dtype)` returns on the host.
+
+    The host holds an array twice while it is uploaded. The largest are uploaded first, while there is little else.
+    """
+    specs = sorted(model.named_parameters().items(), key=lambda item: -item[1].size)
+    return {name: creation.asarray(read(name, spec.dtype)) for name, spec in specs}
+
+
+def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarray:
     """Return the array that polyarr calls `own`, joined from the other program's arrays."""
     names, transposed = form.parts(own)
-    parts = [tensors[name].read() for name in names]
-    for name, part in zip(names, parts, strict=True):
-        if not np.isfinite(part).all():
-            raise ValueError(f"{name} holds numbers that are not finite")
+    parts = [finite(name, tensors[name].read(), dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.T if transposed else joined
 
@@ -214,7 +228,7 @@ def save_pretrained(
     model: LanguageModel,
     *,
     format: str = "huggingface",
-    dtype: Any = "float32",
+    dtype: Any = None,
     shard_bytes: int = 2**31,
     special_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
@@ -224,16 +238,16 @@ def save_pretrained(
         path: Folder, which is created if it does not exist.
         model: A GPTModel or a LlamaModel.
         format: "huggingface", which transformers loads, or "tutorial", the GPT of Raschka's book.
-        dtype: Dtype of the written weights.
+        dtype: Dtype of the written weights; None: that of the model's token embedding.
         shard_bytes: Largest size of a file; larger weights become several files with an index.
         special_tokens: Ids of special tokens for config.json, such as eos_token_id. bos_token_id and eos_token_id are
             null unless they are given.
 
     Raises:
-        ValueError: The format has no such model.
+        ValueError: The format has no such model, or a number is not finite in `dtype`.
         OSError: The folder holds a model already, or cannot be written to.
     """
-    folder, dtype = Path(path), as_dtype(dtype)
+    folder, dtype = Path(path), as_dtype(dtype or model.tok_emb.weight.dtype)
     try:
         form = written_format(model, format)
     except ValueError as error:

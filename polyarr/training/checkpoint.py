@@ -12,11 +12,12 @@ import numpy as np
 
 from polyarr import creation, tree
 from polyarr.core.array import Array
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, float32, float64
 from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.folders import hint_of_others
+from polyarr.models.pretrained import largest_first
 from polyarr.nn import shapes_only
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving.atomic import sync_folder
@@ -33,6 +34,7 @@ SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
 # Columns of the tables of float64 that grow with the run; arrays of any length are checked at once, unlike JSON.
 TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
+_WEIGHTS = ("F32", "F16", "BF16")  # dtypes that a model may have
 _MAX_LOSS = 3.5e38  # just above the largest float32, which a loss is
 MAX_ROWS = 1_000_000  # rows of a table, which take seconds and hundreds of MB to read
 
@@ -171,25 +173,31 @@ def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
 # ---- loading -------------------------------------------------------------------------------------------------
 
 
-def load_checkpoint(folder: Path, name: str = "best", world: World = ALONE) -> Checkpoint:
+def load_checkpoint(
+    folder: Path, name: str = "best", world: World = ALONE, *, dtype: Any = None
+) -> Checkpoint:
     """Load a checkpoint, with its arrays on the current backend.
+
+    The file is read twice: first its checksum is verified, then its arrays are uploaded one by one.
 
     Args:
         folder: The folder of a run.
         name: "best", "last", or "step-N" for step N.
         world: The processes that load it together; the first one reads the file.
+        dtype: Dtype of the model's parameters; None: that of the file. Adapters beside 16-bit weights are float32.
 
     Returns:
         The checkpoint.
 
     Raises:
         OSError: The file cannot be read.
-        CheckpointError: The file is damaged, or lies beside one of another run.
+        CheckpointError: The file is damaged, or lies beside one of another run, or has numbers that are not finite in
+            `dtype`.
     """
     path = path_of(folder, name)
     info, arrays = broadcast_content(world, partial(_content, folder, name))
     with _errors_with_path(path):
-        return _restored(info, arrays)
+        return _restored(info, arrays, dtype)
 
 
 def _content(folder: Path, name: str) -> Content:
@@ -226,17 +234,25 @@ def _read(path: Path) -> Content:
     """Return the info and the arrays of a file whose checksum matches."""
     file = TensorFile(path)
     metadata = _metadata(file)
-    for name, entry in file.entries.items():
-        if entry.code != (wanted := "F64" if name in TABLES else "F32"):
-            raise ValueError(f"{name} is of dtype {entry.code}; it must be {wanted}")
+    _check_dtypes(file)
     for name in TABLES.keys() & file.entries.keys():
         _check_table(file, name)
-    arrays = {name: file.array(name) for name in file.entries}
+    arrays = {name: file.source(name) for name in file.entries}
     if _checksum(metadata["info"], arrays) != metadata["checksum"]:
         raise ValueError("its checksum does not agree with its content")
     info = parsed_json(metadata["info"], SCHEMA)
     _check_steps(info)
     return info, arrays
+
+
+def _check_dtypes(file: TensorFile) -> None:
+    """Raise ValueError unless the weights have one floating-point dtype, the optimizer float32, and tables float64."""
+    own = next((entry.code for name, entry in file.entries.items() if name.startswith(_MODEL)), "F32")
+    weights = own if own in _WEIGHTS else " or ".join(_WEIGHTS)
+    for name, entry in file.entries.items():
+        wanted = "F64" if name in TABLES else weights if name.startswith(_MODEL) else "F32"
+        if entry.code != wanted:
+            raise ValueError(f"{name} is of dtype {entry.code}; it must be {wanted}")
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -284,21 +300,25 @@ def _check_steps(info: dict[str, Any]) -> None:
         raise ValueError(f"step: {info['step']} is more than the {steps} steps of the recipe")
 
 
-def _restored(info: dict[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
+def _restored(info: dict[str, Any], arrays: dict[str, Source], dtype: Any) -> Checkpoint:
     tokenizer = tokenizer_from_dict(info.pop("tokenizer"))
     recipe = Recipe.from_dict(info["recipe"])
+    dtype = dtype or next((a.spec.dtype for name, a in arrays.items() if name.startswith(_MODEL)), float32)
     with shapes_only():
-        model = recipe.adapted(new_model(recipe.config(tokenizer.vocab_size)))
+        model = recipe.adapted(new_model(recipe.config(tokenizer.vocab_size)).astype(dtype))
     parameters, trained = model.named_parameters(), model.named_parameters(only_trainable=True)
     names = _state_specs(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
     _check_arrays(parameters, names, arrays)
-    # Each array is popped as it is uploaded, so that at most one of them is in memory twice.
-    model.load_parameters({name: creation.asarray(arrays.pop(_MODEL + name)) for name in parameters})
+
+    def read(name: str, dtype: np.dtype) -> np.ndarray:
+        return finite(name, arrays[name].read(), dtype)
+
+    model.load_parameters(largest_first(model, lambda name, dtype: read(_MODEL + name, dtype)))
     state = {
-        kept: {name: creation.asarray(arrays.pop(f"{_STATE}{kept}.{name}")) for name in members}
+        kept: {name: creation.asarray(read(f"{_STATE}{kept}.{name}", float32)) for name in members}
         for kept, members in names.items()
     }
-    history, curve = (_rows(name, arrays[name], info["step"]) for name in TABLES)
+    history, curve = (_rows(name, read(name, float64), info["step"]) for name in TABLES)
     info["history"] = [dict(zip(TABLES["history"], row, strict=True)) for row in history]
     info["curve"] = curve
     return Checkpoint(model, tokenizer, {"step": info["step"], **state}, info)
@@ -311,22 +331,19 @@ def _state_specs(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[s
 
 
 def _check_arrays(
-    parameters: dict[str, Any], kept: dict[str, dict[str, Any]], arrays: dict[str, np.ndarray]
+    parameters: dict[str, Any], kept: dict[str, dict[str, Any]], arrays: dict[str, Source]
 ) -> None:
-    """Raise ValueError unless all parameters, optimizer state and tables are there, finite, and of the right shapes."""
+    """Raise ValueError unless all parameters, optimizer state and tables are there and of the right shapes."""
     groups = {_MODEL: parameters, **{f"{_STATE}{moment}.": specs for moment, specs in kept.items()}}
     shapes = {prefix + name: spec.shape for prefix, specs in groups.items() for name, spec in specs.items()}
-    shapes |= {name: (*arrays[name].shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
+    shapes |= {name: (*arrays[name].spec.shape[:1], len(TABLES[name])) for name in TABLES if name in arrays}
     wanted = {*shapes, *TABLES}
     for wrong, names in (("missing", wanted - arrays.keys()), ("unknown", arrays.keys() - wanted)):
         if names:
             raise ValueError(f"{len(names)} arrays are {wrong}, {min(names)} among them")
     for name, shape in shapes.items():
-        array = arrays[name]
-        if array.shape != shape:
-            raise ValueError(f"{name} is {Spec(array.shape, array.dtype)}; its shape must be {list(shape)}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"{name} holds numbers that are not finite")
+        if (spec := arrays[name].spec).shape != shape:
+            raise ValueError(f"{name} is {spec}; its shape must be {list(shape)}")
 
 
 def _rows(name: str, table: np.ndarray, step: int) -> list[tuple]:

@@ -56,7 +56,7 @@ def import_model(
     adapters: str | os.PathLike | None = None,
     overwrite: bool = False,
 ) -> Checkpoint:
-    """Save a pretrained model into a folder as a run without steps; computed on the host.
+    """Save a pretrained model into a folder as a run without steps, in the dtype of its file; computed on the host.
 
     Args:
         path: Folder or file that `load_pretrained` reads.
@@ -104,8 +104,15 @@ def fine_tuning(model: LanguageModel, /, **changes: Any) -> Recipe:
     return recipe.changed(**({"lr": LORA_RATE} if changes.get("lora") is not None else {}) | changes)
 
 
-def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[LanguageModel, Tokenizer]:
+def load_model(
+    path: str | os.PathLike[str], name: str = "best", *, dtype: Any = None
+) -> tuple[LanguageModel, Tokenizer]:
     """Return a model in evaluation mode, and its tokenizer: a run's, with merged adapters, or a pretrained one.
+
+    Args:
+        path: Folder of a run, or folder or file that `load_pretrained` reads.
+        name: Name of the checkpoint.
+        dtype: Dtype of the parameters; None: that of the file, as in `load_pretrained`.
 
     Raises:
         OSError: A file cannot be read.
@@ -115,9 +122,9 @@ def load_model(path: str | os.PathLike[str], name: str = "best") -> tuple[Langua
     """
     path = Path(path)
     if any(path_of(path, name).exists() for name in CHECKPOINTS):
-        saved = load_checkpoint(path, name)
+        saved = load_checkpoint(path, name, dtype=dtype)
         return merge_lora(saved.model).eval(), saved.tokenizer
-    model = load_pretrained(path)
+    model = load_pretrained(path, dtype=dtype)
     return model, _tokenizer_of(path, model.config.vocab_size)
 
 
@@ -159,7 +166,7 @@ def export_model(
     *,
     name: str = "best",
     format: str = "huggingface",
-    dtype: Any = "float32",
+    dtype: Any = None,
     base: str | None = None,
 ) -> Checkpoint:
     """Write the model of a run's checkpoint and its tokenizer for other programs.
@@ -170,7 +177,7 @@ def export_model(
         name: Name of the checkpoint.
         format: "huggingface" or "tutorial" as in `save_pretrained`, with adapters merged; "peft" for adapters alone, as
             in `save_adapters`.
-        dtype: Dtype of the written weights.
+        dtype: Dtype of the written weights; None: that of the run, and float32 for "peft".
         base: For "peft", path or hub name of the base model; None: the one that the run states.
 
     Returns:
@@ -179,12 +186,12 @@ def export_model(
     Raises:
         OSError: The checkpoint cannot be read, or the folder holds a model or cannot be written to.
         CheckpointError: The checkpoint is damaged.
-        ValueError: The format has no such model or tokenizer.
+        ValueError: The format has no such model or tokenizer, or a number is not finite in `dtype`.
     """
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
         if format == ADAPTERS:
-            save_adapters(path, saved.model, dtype=dtype, base=base or saved.info.get("base"))
+            save_adapters(path, saved.model, dtype=dtype or "float32", base=base or saved.info.get("base"))
             return saved
         saved = saved._replace(model=merge_lora(saved.model))
         special = special_tokens(saved.tokenizer)

@@ -8,17 +8,20 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from polyarr.core.spec import Spec, as_dtype
 from polyarr.distributed import World
 from polyarr.distributed.link import Link
+from polyarr.saving.tensor_file import Source
 from polyarr.training.recipes import Recipe
 
 T = TypeVar("T")
 ALONE = World(0, 1, 0, "", Link(), None)  # the world of a single process
-Content = tuple[dict[str, Any], dict[str, np.ndarray]]
+Content = tuple[dict[str, Any], dict[str, Source]]
 
 
 def split_step(recipe: Recipe, size: int) -> tuple[int, int]:
@@ -88,17 +91,25 @@ def _pickled(error: Exception) -> bytes:
 
 
 def broadcast_content(world: World, read: Callable[[], Content]) -> Content:
-    """Return the info and arrays that the first rank reads, on all ranks; errors of `read` are raised on all."""
+    """Return the info and arrays that the first rank reads, on all ranks; errors of `read` are raised on all.
+
+    The arrays are broadcast as they are read, which all ranks must do in the same order.
+    """
     content = on_root(world, read)
     if world.size == 1 and content:
         return content
-    described = content and [content[0], {name: (a.shape, a.dtype.str) for name, a in content[1].items()}]
+    arrays = content[1] if content else {}
+    described = content and [content[0], {name: (a.spec.shape, a.spec.dtype.name) for name, a in arrays.items()}]
     info, specs = all_gather(world, described)[0]
-    arrays = {name: np.ascontiguousarray(a) for name, a in content[1].items()} if content else {}
-    arrays = arrays or {name: np.empty(*spec) for name, spec in specs.items()}
-    for a in arrays.values():
+
+    def spread(name: str, spec: Spec) -> np.ndarray:
+        found = on_root(world, lambda: arrays[name].read())
+        a = np.empty(spec.shape, spec.dtype) if found is None else np.ascontiguousarray(found)
         world.link.spread(a.reshape(-1).view(np.uint8), 0)
-    return info, arrays
+        return a
+
+    found = {name: Spec(tuple(shape), as_dtype(dtype)) for name, (shape, dtype) in specs.items()}
+    return info, {name: Source(spec, partial(spread, name, spec)) for name, spec in found.items()}
 
 
 def check_equal_on_ranks(world: World, facts: Callable[[], Mapping[str, Any]]) -> None:

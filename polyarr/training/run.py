@@ -11,7 +11,7 @@ import numpy as np
 
 from polyarr import random
 from polyarr.core.current import get_backend
-from polyarr.core.spec import described
+from polyarr.core.spec import described, float32
 from polyarr.distributed import World
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
@@ -255,13 +255,13 @@ def resume(run: Run, saved: Checkpoint) -> None:
     info, optimizer = saved.info, run.recipe.optimizer()
     random.set_state(tuple(info["random_state"]))
     run.world.split_random()
-    state = dict(saved.state)
-    if state.keys() == {"step"}:  # an imported model, which was not trained yet
-        state = optimizer.init(saved.model)
+    model, state = saved.model.astype(float32), dict(saved.state)  # an imported model may be of 16 bits
+    if state.keys() == {"step"}:  # it was not trained yet
+        state = optimizer.init(model)
     before = state.pop("loss_scale", None)  # the recipe's dtype may have changed
     if optimizer.loss_scale:
         state["loss_scale"] = before or optimizer.loss_scale.init()
-    run.model, run.state = saved.model, state
+    run.model, run.state = model, state
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
 
 

@@ -97,6 +97,17 @@ def test_the_numbers_are_those_of_single_passes(folder):
         assert score_documents(model, [long_again], 16, 1, 3)[0].total == pytest.approx(scores[0].total, rel=1e-6)
 
 
+def test_a_model_is_scored_in_the_dtype_that_is_asked_for(folder, capsys):
+    def losses(*options):
+        given = "--data", "texts/a.txt", "--backend", "numpy", "--window", 16, "--stride", 16, "--json", *options
+        return json.loads(run(capsys, "evaluate", "smol", *given)[1])["scores"][0]["loss"]
+
+    [document] = read_documents([folder / "texts" / "a.txt"], load_tokenizer("smol"))
+    with pa.use_backend("numpy"):
+        narrow = load_pretrained("smol").astype("bfloat16")
+        assert losses("--dtype", "bfloat16") == score_documents(narrow, [document], 16, 16, 16)[0].loss != losses()
+
+
 def test_only_answers_of_conversations_are_scored(folder):
     with pa.use_backend("numpy"):
         model, tokenizer = load_pretrained("smol"), load_tokenizer("smol")

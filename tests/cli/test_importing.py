@@ -13,9 +13,11 @@ import polyarr as pa
 from polyarr.cli import main
 from polyarr.core import current
 from polyarr.models import GPTModel, LlamaModel, generate, load_pretrained, save_pretrained
+from polyarr.models.llama import PRESETS
+from polyarr.nn import shapes_only
 from polyarr.text import NumberTokenizer, byte_tokenizer, load_tokenizer, same_tokens
 from polyarr.training import load_checkpoint
-from polyarr.training.pretrained import export_model, import_model
+from polyarr.training.pretrained import export_model, import_model, load_model
 from tests.helpers.root import ROOT
 
 PAGE = ROOT / "docs" / "run-gpt2-or-a-llama.md"
@@ -23,6 +25,12 @@ LLAMA = {
     "vocab_size": 260, "context_length": 32, "emb_dim": 8, "n_heads": 4, "n_layers": 1, "n_kv_heads": 2,
     "hidden_dim": 12, "head_size": 4, "tie_embeddings": True, "qkv_bias": True,
 }  # fmt: skip
+LLAMA_1B = PRESETS["llama-3.2-1b"]
+LLAMA_3B = {**LLAMA_1B, "emb_dim": 3072, "n_heads": 24, "n_layers": 28, "head_size": 128}
+LLAMA_8B = {
+    **LLAMA_1B, "emb_dim": 4096, "n_layers": 32, "hidden_dim": 14336, "head_size": 128, "tie_embeddings": False,
+}  # fmt: skip
+LLAMAS = {"1B": LLAMA_1B, "3B": LLAMA_3B, "8B": LLAMA_8B}
 TEXT = "the quick brown fox jumps over the lazy dog;\n" * 20
 
 
@@ -48,6 +56,10 @@ def polyarr(*args):
 def same(model, other):
     left, right = model.named_parameters(), other.named_parameters()
     return left.keys() == right.keys() and all(np.array_equal(left[n].numpy(), right[n].numpy()) for n in left)
+
+
+def dtypes(model):
+    return {leaf.dtype.name for leaf in model.named_parameters().values()}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +99,8 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     with pytest.warns(RuntimeWarning, match="context becomes 16 tokens of 32"):
         polyarr("import", folder / "theirs", "--out", folder / "run", "--context", 16)
     said = capsys.readouterr().out
-    assert said.startswith("LlamaModel: 2,808 parameters, 1 layers, texts of up to 16 tokens of 260 different ones\n")
+    due = "LlamaModel: 2,808 float32 parameters, 1 layers, texts of up to 16 tokens of 260 different ones\n"
+    assert said.startswith(due)
     theirs = load_pretrained(folder / "theirs")
     found = load_checkpoint(folder / "run")
     assert same(found.model, theirs) and found.state == {"step": 0} and found.model.config.context_length == 16
@@ -183,24 +196,59 @@ def test_a_model_that_was_trained_here_goes_out_and_comes_back(folder):
         assert type(found) is GPTModel and same(found, trained)
     shutil.rmtree(folder / "huggingface")
     export_model(folder / "run", folder / "huggingface", dtype="bfloat16")
-    assert same(load_pretrained(folder / "huggingface"), trained.astype("bfloat16").astype("float32"))
+    assert same(load_pretrained(folder / "huggingface"), trained.astype("bfloat16"))
 
 
 def test_importing_and_exporting_take_the_models_memory_once(tmp_path):
-    """Plus a few times the largest array; files read or written as a whole would exceed it."""
-    sizes = {"vocab_size": 300, "context_length": 8, "emb_dim": 128, "n_heads": 2, "n_layers": 8}
+    """Files read or written as a whole, a second dtype, weights drawn and thrown away, or a copy would exceed it."""
+    sizes = {"vocab_size": 10_000, "context_length": 8, "emb_dim": 256, "n_heads": 2, "n_layers": 8}
     model = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True})
-    weights = 4 * model.num_parameters()
-    save_pretrained(tmp_path / "theirs", model, shard_bytes=weights // 3)
+    weights = 2 * model.num_parameters()
+    save_pretrained(tmp_path / "theirs", model, shard_bytes=weights // 3, dtype="bfloat16")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
     del model
-    for work, folder in ((import_model, "run"), (export_model, "out")):
+    run = tmp_path / "run"
+    for work in (
+        lambda: import_model(tmp_path / "theirs", run),
+        lambda: load_model(run),
+        lambda: export_model(run, tmp_path / "out"),
+    ):
         tracemalloc.start()
         try:
-            work(tmp_path / "theirs" if work is import_model else tmp_path / "run", tmp_path / folder)
-            assert tracemalloc.get_traced_memory()[1] < 1.75 * weights
+            work()
+            assert tracemalloc.get_traced_memory()[1] < 1.1 * weights
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_run_keeps_the_dtype_of_the_file_until_it_is_trained(dtype, folder, capsys):
+    wide = load_pretrained(folder / "theirs")
+    save_pretrained(folder / "narrow", wide, dtype=dtype)
+    (folder / "narrow" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    polyarr("import", folder / "narrow", "--out", folder / "run")
+    narrow, tokenizer = load_model(folder / "run")
+    assert dtypes(narrow) == {dtype} and same(narrow, wide.astype(dtype))
+    capsys.readouterr()
+    options = "--prompt", "fox", "--tokens", 9, "--temperature", 0, "--backend", "numpy"
+    for given, due in ((), dtype), (("--dtype", "float32"), "float32"), (("--dtype", "bfloat16"), "bfloat16"):
+        polyarr("generate", folder / "run", *options, *given)
+        tokens = pa.asarray(tokenizer.encode("fox")[None])
+        wanted = generate(narrow.astype(due), tokens, 9, temperature=0, vocab_size=257).numpy()[0]
+        assert capsys.readouterr().out == tokenizer.decode(wanted.tolist()) + "\n"
+    polyarr("export", folder / "run", "--out", folder / "out")
+    assert same(load_pretrained(folder / "out"), narrow)
+
+    (folder / "a.txt").write_text(TEXT)
+    trained = "--data", folder / "a.txt", "--backend", "numpy", "--steps", 1, "--lr", 1e-9
+    polyarr("train", "--resume", "--out", folder / "run", *trained)
+    polyarr("train", "--from", folder / "narrow", "--out", folder / "new", *trained)
+    for run in "run", "new":
+        found = load_checkpoint(folder / run, "last").model
+        assert dtypes(found) == {"float32"}
+        for name, leaf in narrow.named_parameters().items():
+            due = leaf.astype("float32").numpy()
+            np.testing.assert_allclose(found.named_parameters()[name].numpy(), due, atol=1e-6)
 
 
 def test_an_import_removes_what_a_killed_one_left(folder):
@@ -226,6 +274,25 @@ def test_numbers_are_a_tokenizers_text():
             NumberTokenizer.from_dict(saved)
 
 
+def cache_bytes(config, tokens, itemsize):
+    return 2 * config["n_layers"] * config["n_kv_heads"] * config["head_size"] * tokens * itemsize
+
+
+def test_the_page_says_how_much_memory_weights_and_caches_take():
+    rows = re.findall(r"^\| (\dB) \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.M)
+    assert len(rows) == 2 * len(LLAMAS)
+    for name, dtype, *numbers in rows:
+        with shapes_only():
+            model = LlamaModel(LLAMAS[name]).astype(dtype)
+        itemsize = model.tok_emb.weight.dtype.itemsize
+        weights = model.num_parameters() * itemsize
+        caches = [cache_bytes(LLAMAS[name], tokens, itemsize) for tokens in (1000, 8000)]
+        due = f"{weights / 1e9:.2f}", f"{caches[0] / 1e9:.3f}", f"{(weights + caches[1]) / 1e9:.2f}"
+        assert tuple(numbers) == due, (name, dtype)
+    held = pa.tree.leaves(LlamaModel(LLAMA).astype("bfloat16").caches(1, 1000))
+    assert sum(leaf.size * leaf.dtype.itemsize for leaf in held) == cache_bytes(LLAMA, 1000, 2)
+
+
 def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POLYARR_BACKEND", "numpy")
@@ -233,13 +300,13 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     save_pretrained("SmolLM2-135M", LlamaModel({**LLAMA, "context_length": 64, "qkv_bias": False}))
     (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", "python", "python"]
+    assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", "sh", "python", "python"]
     for line in (line for kind, block in blocks if kind == "sh" for line in block.replace("\\\n", " ").splitlines()):
         name, *args = shlex.split(line)
         assert name == "polyarr"
         main(args, standalone_mode=False)
     said = capsys.readouterr().out
-    assert said.count("now try: polyarr generate runs/") == 5 and "\nthe quick" in said
+    assert said.count("now try: polyarr generate runs/") == 5 and said.count("\nthe quick") == 3
     exec("\n".join(block for kind, block in blocks if kind == "python"), {})
     assert capsys.readouterr().out.startswith("the quick")
     found = {name: load_pretrained(name) for name in ("SmolLM2-135M", "mine", "adapted", "tuned")}

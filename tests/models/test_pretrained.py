@@ -1,6 +1,7 @@
 """Model files of other programs: round trips and errors in one line, without these programs."""
 
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -59,6 +60,10 @@ def same(model, other):
     return left.keys() == right.keys() and all(np.array_equal(left[n].numpy(), right[n].numpy()) for n in left)
 
 
+def dtypes(model):
+    return {leaf.dtype.name for leaf in model.named_parameters().values()}
+
+
 def changed(folder, **settings):
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
@@ -89,13 +94,38 @@ def test_what_is_written_is_read_back(kind, limit, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_weights_are_rounded_once_and_read_wide_or_narrow(dtype, tmp_path):
+def test_narrow_weights_are_rounded_once_and_stay_narrow_unless_asked(dtype, tmp_path):
     model = LlamaModel(LLAMA)
-    save_pretrained(tmp_path, model, dtype=dtype)
-    rounded = model.astype(dtype)
-    assert same(load_pretrained(tmp_path), rounded.astype("float32"))
-    narrow = load_pretrained(tmp_path, dtype=dtype)
-    assert same(narrow, rounded) and narrow.tok_emb.weight.dtype == pa.asarray(0.0).astype(dtype).dtype
+    save_pretrained(tmp_path / "a", model, dtype=dtype)
+    rounded, narrow = model.astype(dtype), load_pretrained(tmp_path / "a")
+    assert same(load_pretrained(tmp_path / "a", dtype="float32"), rounded.astype("float32"))
+    assert same(narrow, rounded) and dtypes(narrow) == {dtype}
+    save_pretrained(tmp_path / "b", narrow)
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["torch_dtype"] == dtype
+    assert same(load_pretrained(tmp_path / "b"), narrow)
+
+
+@pytest.mark.parametrize("other", ["bfloat16", "float64"])
+def test_files_of_several_dtypes_or_float64_become_float32(other, tmp_path):
+    save_pretrained(tmp_path / "a", LlamaModel(LLAMA), dtype=other)
+    wide = load_pretrained(tmp_path / "a", dtype="float32")
+    path = tmp_path / "a" / "model.safetensors"
+    if other != "float64":
+        arrays = load_file(path)
+        save_file({**arrays, NORM: arrays[NORM].astype(np.float32)}, path)
+    found = load_pretrained(tmp_path / "a")
+    assert dtypes(found) == {"float32"} and same(found, wide)
+
+
+def test_weights_beyond_the_range_of_a_dtype_are_refused(folder):
+    _with(NORM, np.full(8, 1e5, np.float32))(folder)
+    with pytest.raises(PretrainedError, match=f": {re.escape(NORM)} holds numbers that are not finite in float16$"):
+        load_pretrained(folder, dtype="float16")
+    model = load_pretrained(folder, dtype="bfloat16")
+    assert dtypes(model) == {"bfloat16"}
+    with pytest.raises(ValueError, match=f"^{re.escape(NORM)} holds numbers that are not finite in float16$"):
+        save_pretrained(folder.parent / "out", model, dtype="float16")
+    assert not list((folder.parent / "out").iterdir())
 
 
 def test_gpt2s_files_may_lack_the_prefix_and_hold_masks(tmp_path):

@@ -23,7 +23,7 @@ from polyarr.models import (
 from polyarr.text import byte_tokenizer
 from polyarr.training import PRESETS, new_run
 from polyarr.training.checkpoint import save_checkpoint
-from polyarr.training.pretrained import export_model, import_model
+from polyarr.training.pretrained import export_model, import_model, load_model
 from polyarr.training.run import checkpoint_of
 
 torch = pytest.importorskip("torch")
@@ -168,13 +168,31 @@ def test_a_head_beside_settings_that_tie_it_is_kept(name, tmp_path, backend):
     np.testing.assert_allclose(load_pretrained(tmp_path)(pa.asarray(tokens)).numpy(), wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama 3", "qwen2"])
+def test_an_imported_bfloat16_model_computes_as_transformers_in_either_dtype(name, tmp_path, backend):
+    config = CONFIGS[name]()
+    theirs_of(config).to(torch.bfloat16).save_pretrained(tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "run")
+    tokens, wanted = tokens_of(config, 2, 40), {}
+    for dtype in ("float32", "bfloat16"):
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=dtype).eval()
+        with torch.no_grad():
+            wanted[dtype] = theirs(torch.tensor(tokens)).logits.float().numpy()
+    wide, narrow = load_model(tmp_path / "run", dtype="float32")[0], load_model(tmp_path / "run")[0]
+    assert narrow.tok_emb.weight.dtype == pa.bfloat16
+    np.testing.assert_allclose(wide(pa.asarray(tokens)).numpy(), wanted["float32"], rtol=0, atol=1e-4)
+    errors = [np.abs(logits - wanted["float32"]).max() for logits in
+              (narrow(pa.asarray(tokens)).astype("float32").numpy(), wanted["bfloat16"])]  # fmt: skip
+    assert 0 < errors[0] < 2 * errors[1]
+
+
 def test_bfloat16_in_several_files_is_read_exactly(tmp_path):
     theirs = theirs_of(CONFIGS["qwen2"]()).to(torch.bfloat16)
     theirs.save_pretrained(tmp_path, max_shard_size="10KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     with pa.use_backend("numpy"):
-        wide, narrow = load_pretrained(tmp_path), load_pretrained(tmp_path, dtype=pa.bfloat16)
-        save_pretrained(tmp_path / "again", narrow, dtype="bfloat16", shard_bytes=10_000)
+        wide, narrow = load_pretrained(tmp_path, dtype="float32"), load_pretrained(tmp_path)
+        save_pretrained(tmp_path / "again", narrow, shard_bytes=10_000)
     assert {p.dtype for p in wide.named_parameters().values()} == {pa.float32}
     assert {p.dtype for p in narrow.named_parameters().values()} == {pa.bfloat16}
     found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")

@@ -105,6 +105,21 @@ def test_a_checkpoint_before_the_first_evaluation_comes_back(tmp_path):
     assert (found.info["history"], found.info["curve"], found.info["val_loss"]) == ([], [], None)
 
 
+def test_a_model_of_16_bits_stays_so_unless_asked_and_is_trained_in_float32(folder):
+    path = folder / "last.safetensors"
+    _, info, arrays = parts(path)
+    narrow = {name: a.astype(pa.bfloat16 if name.startswith("model.") else a.dtype) for name, a in arrays.items()}
+    write(path, info, narrow)
+    for asked, due in ((None, "bfloat16"), ("float32", "float32"), ("float16", "float16")):
+        found = load_checkpoint(folder, "last", dtype=asked)
+        for name, leaf in found.model.named_parameters().items():
+            assert leaf.dtype.name == due
+            assert np.array_equal(leaf.numpy(), narrow[f"model.{name}"].astype(leaf.dtype))
+        assert {leaf.dtype.name for leaf in pa.tree.leaves(found.state["m"])} == {"float32"}
+        resumed = resumed_run(TEXT, found, RECIPE)
+        assert {leaf.dtype.name for leaf in resumed.model.named_parameters().values()} == {"float32"}
+
+
 def with_bytes(**changes):
     """Return a checkpoint whose tokenizer is one of the library tokenizers."""
     tokenizer = byte_tokenizer()

@@ -19,8 +19,10 @@ from click.testing import CliRunner
 import polyarr as pa
 from polyarr.cli import main
 from polyarr.cli.ranks import of_ranks
+from polyarr.core.spec import Spec
 from polyarr.distributed import World
 from polyarr.distributed.link import Link
+from polyarr.saving.tensor_file import Source, source_of
 from polyarr.training import DivergenceError, Recipe, load_checkpoint, new_run, train
 from polyarr.training.ranks import all_max, broadcast_content, check_equal_on_ranks, on_root, split_step
 from tests.helpers.root import ROOT
@@ -269,11 +271,26 @@ def _raise(error):
 @pytest.mark.parametrize("size", [1, 3])
 def test_what_the_first_reads_all_get(size):
     a = np.arange(6, dtype=np.float32).reshape(2, 3)
-    content = {"step": 3}, {"a": a.T, "b": np.float64(2.5)[None], "c": np.ones((0, 2))}
-    for info, arrays in Threads(size).each(lambda w: broadcast_content(w, lambda: content)):
-        assert info == content[0] and arrays.keys() == content[1].keys()
-        for name, a in arrays.items():
-            assert a.dtype == content[1][name].dtype and np.array_equal(a, content[1][name]), name
+    held = {"a": a.T, "b": np.float64(2.5)[None], "c": np.ones((0, 2)), "d": a.astype(pa.bfloat16)}
+    content = {"step": 3}, {name: source_of(array) for name, array in held.items()}
+
+    def received(world):
+        info, arrays = broadcast_content(world, lambda: content)
+        return info, {name: (source.spec, source.read()) for name, source in arrays.items()}
+
+    for info, arrays in Threads(size).each(received):
+        assert info == content[0] and arrays.keys() == held.keys()
+        for name, (spec, a) in arrays.items():
+            assert spec == content[1][name].spec and a.dtype == spec.dtype and np.array_equal(a, held[name]), name
+
+
+def test_an_array_that_the_first_cannot_read_is_an_error_of_all():
+    def gone():
+        raise ValueError("it ends at byte 3")
+
+    content = {"step": 3}, {"a": Source(Spec((2,), pa.float32), gone)}
+    errors = Threads(3).each(lambda w: broadcast_content(w, lambda: content)[1]["a"].read())
+    assert [str(error) for error in errors] == ["it ends at byte 3"] * 3
 
 
 def test_what_differs_is_named_with_all_who_have_it():
