@@ -28,7 +28,11 @@ from polyarr.nn import merge_lora
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="Largest number of tokens of a prompt and its completion.  [default: the model's context]",
+    help="Largest number of tokens of a prompt and its completion.  [default: the model's context, at most 4096]",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=8, show_default=True,
+    help="Number of texts that are written at a time; their caches take memory for --length tokens each.",
 )
 @click.option(
     "--waiting", type=click.IntRange(min=0), default=32, show_default=True, help="Number of requests that may wait."
@@ -77,7 +81,7 @@ def command(
     file: Path | None,
     key: str | None,
     origins: tuple[str, ...],
-    **access: Any,
+    **settings: Any,
 ) -> None:
     """Serve the model in DIR to clients of the OpenAI API: /v1/completions and /v1/chat/completions."""
     serving = extra("polyarr.serving.server", "serve")
@@ -88,7 +92,7 @@ def command(
         choose_backend(backend)
         model, tokenizer = loaded(folder, checkpoint, dtype)
         model = merge_lora(model)
-        limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **access}
+        limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **settings}
         server = serving.server_of(model, tokenizer, name, host, keys=keys, origins=origins, **limits)
         address, number = listener.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address

@@ -135,7 +135,7 @@ class Batch:
         """Begin a text and return its row.
 
         Args:
-            prompt: Tokens, integers of shape (T,), at least one and fewer than `length`.
+            prompt: Tokens, integers of shape (T,), at least one and at most `length`.
             how: The parameters of the sampling.
             seed: Seed of the sampling; None: numbers are drawn from polyarr.random.
             logprobs: Number of the most likely tokens whose log-probabilities are computed, at least 1; None: none.
@@ -146,8 +146,8 @@ class Batch:
         """
         if not self.free:
             raise ValueError(f"Batch: all {len(self._texts)} rows have a text; remove one first")
-        if not 0 < len(prompt) < self.length:
-            raise ValueError(f"Batch: the prompt has {len(prompt)} tokens; it must have 1 to {self.length - 1}")
+        if not 0 < len(prompt) <= self.length:
+            raise ValueError(f"Batch: the prompt has {len(prompt)} tokens; it must have 1 to {self.length}")
         row = self._texts.index(None)
         self._texts[row] = _Text(np.asarray(prompt, np.int32), how, seed, logprobs, echo, self._size)
         self._begin.append(row)

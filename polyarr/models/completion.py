@@ -138,19 +138,13 @@ class Writer:
             >>> [one.text for one in part.logprobs], part.logprobs[0].logprob, part.logprobs[1].logprob < 0
             (['c', 'a', 'b'], None, True)
         """
-        if logprobs is not None and whole("Writer", "logprobs", logprobs) < 0:
-            raise ValueError(f"Writer: logprobs is {logprobs}; it must not be negative")
-        encoded = [self._encoded(prompt) for prompt in prompts]
-        if not encoded:
-            raise ValueError("Writer: there is no prompt; give at least one")
-        if not all(stop):
-            raise ValueError("Writer: a stop string is empty; it must have at least one character")
+        encoded = self._checked(prompts, stop, logprobs)
         if len(self._step.programs()) >= MAX_PROGRAMS:
             self._step = _next_token()
         ends = self.tokenizer.ends if ends is None else ends
         if stop_at_context:
             max_new_tokens = limit_to_context(self.model, max(map(len, encoded)), max_new_tokens)
-        rows = [_Row(self.tokenizer, tokens, stop, ends, max_new_tokens) for tokens in encoded]
+        rows = [Row(self.tokenizer, tokens, stop, ends, max_new_tokens) for tokens in encoded]
         tokens, padding = _padded(encoded)
         drawn = sample(
             self.model,
@@ -182,6 +176,19 @@ class Writer:
             parts[part.row].append(part)
         return [joined(each) for each in parts]
 
+    def _checked(
+        self, prompts: Sequence[str | Sequence[int]], stop: Sequence[str], logprobs: int | None
+    ) -> list[np.ndarray]:
+        """Return the tokens of each prompt, after checking what was given."""
+        if logprobs is not None and whole("Writer", "logprobs", logprobs) < 0:
+            raise ValueError(f"Writer: logprobs is {logprobs}; it must not be negative")
+        encoded = [self._encoded(prompt) for prompt in prompts]
+        if not encoded:
+            raise ValueError("Writer: there is no prompt; give at least one")
+        if not all(stop):
+            raise ValueError("Writer: a stop string is empty; it must have at least one character")
+        return encoded
+
     def _encoded(self, prompt: str | Sequence[int]) -> np.ndarray:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else np.asarray(prompt)
         if tokens.ndim != 1 or not tokens.size:
@@ -192,7 +199,7 @@ class Writer:
 
     def _parts(
         self,
-        rows: "list[_Row]",
+        rows: "list[Row]",
         prompts: list[np.ndarray],
         drawn: Iterator[Sample],
         top: int | None,
@@ -202,25 +209,40 @@ class Writer:
             yield from (Part(i, "", 0, row.finish) for i, row in enumerate(rows))
         for tokens, found in drawn:  # (B, 1)
             logprobs = found and [each.numpy() for each in found]
+            of_rows = [logprobs and [each[i] for each in logprobs] for i in range(len(rows))]
             if tokens is None:
                 for i, prompt in enumerate(prompts):
-                    first, *others = prompt.tolist()
-                    scored = self._scored(others, logprobs, i, top) if others else ()
-                    yield Part(i, "", 0, rows[i].finish, (TokenLogprob(first, self._text(first), None, (), 0), *scored))
+                    yield self._prompt_part(i, rows[i], prompt, of_rows[i], top)
                 continue
             for i, token in enumerate(tokens.numpy()[:, 0].tolist()):
                 if rows[i].finish is None:
-                    scored = () if top is None else self._scored([token], logprobs, i, top, rows[i].characters)
-                    text = rows[i].add(token)
-                    yield Part(i, text, rows[i].count, rows[i].finish, scored)
+                    yield self._token_part(i, rows[i], token, of_rows[i], top)
             if all(row.finish for row in rows):
                 return
 
+    def _prompt_part(
+        self, index: int, row: "Row", prompt: np.ndarray, logprobs: Sequence[np.ndarray] | None, top: int
+    ) -> Part:
+        """Return the part of a prompt, with the log-probabilities of its tokens after the first, (T - 1, ...)."""
+        first, *others = prompt.tolist()
+        begin = TokenLogprob(first, self._text(first), None, (), 0)
+        return Part(index, "", 0, row.finish, (begin, *self._scored(others, logprobs, top)))
+
+    def _token_part(
+        self, index: int, row: "Row", token: int, logprobs: Sequence[np.ndarray] | None, top: int | None
+    ) -> Part:
+        """Return the part that a token of a row adds, with its log-probabilities, (1, ...)."""
+        scored = () if top is None else self._scored([token], logprobs, top, row.characters)
+        text = row.add(token)
+        return Part(index, text, row.count, row.finish, scored)
+
     def _scored(
-        self, tokens: list[int], logprobs: Sequence[np.ndarray], row: int, top: int, offset: int = 0
+        self, tokens: list[int], logprobs: Sequence[np.ndarray] | None, top: int, offset: int = 0
     ) -> tuple[TokenLogprob, ...]:
-        """Return the last tokens of a row with their log-probabilities, the arrays of a Logprobs."""
-        chosen, values, likely = (each[row, -len(tokens) :].tolist() for each in logprobs)
+        """Return the last tokens of a row with their log-probabilities, the arrays of a Logprobs for the row."""
+        if not tokens or logprobs is None:
+            return ()
+        chosen, values, likely = (each[-len(tokens) :].tolist() for each in logprobs)
         tops = [
             tuple(zip(map(self._text, some[:top]), theirs[:top], strict=True))
             for some, theirs in zip(likely, values, strict=True)
@@ -259,7 +281,7 @@ def _padded(prompts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(rows), padding
 
 
-class _Row:
+class Row:
     """Text of one row: characters that are known, the possible start of a stop string, and why the text ended.
 
     Attributes:

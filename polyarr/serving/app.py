@@ -49,7 +49,7 @@ class Service:
     def __init__(self, worker: Worker, model: str, limits: Limits, access: Access | None = None) -> None:
         self.worker, self.model, self.limits, self.access = worker, model, limits, access or Access()
         self.created, self._ending = int(time.time()), asyncio.Event()
-        self.metrics = Metrics(limits.tokens)
+        self.metrics = Metrics(worker.at_once * limits.tokens)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 
 from polyarr.models.completion import Part
-from polyarr.serving.protocol import MAX_ROWS, CompletionRequest
+from polyarr.serving.protocol import CompletionRequest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, math.inf)  # seconds
@@ -21,11 +21,11 @@ class Metrics:
     """Numbers of a server since its start, which its event loop updates.
 
     Args:
-        context: Largest number of tokens of a prompt and its completion together.
+        capacity: Number of tokens that fit into the key-value caches.
     """
 
-    def __init__(self, context: int) -> None:
-        self._most_cached, self._cached = MAX_ROWS * context, 0
+    def __init__(self, capacity: int) -> None:
+        self._most_cached, self._cached = capacity, dict[str, int]()
         self._responses: Counter[int] = Counter()
         self._tokens: Counter[str] = Counter()
         self._rate, self._waits, self._waited = 0.0, [0] * len(BUCKETS), 0.0
@@ -54,11 +54,10 @@ class Metrics:
                         self._tokens["prompt"] += request.distinct
                     count += part.tokens > 0
                     self._tokens["generated"] += part.tokens > 0
-                    self._cached = rows * (longest + part.tokens)
+                    self._cached[request.id] = min(rows * (longest + part.tokens), self._most_cached)
                     yield part
         finally:
-            if first:
-                self._cached = 0
+            self._cached.pop(request.id, None)
             if count > rows:  # the first token of each text came with the prompt
                 self._rate = (count - rows) / (time.perf_counter() - first)
 
@@ -73,13 +72,13 @@ class Metrics:
     def _lines(self, requests: int) -> Iterator[str]:
         statuses = {f'{{status="{status}"}}': count for status, count in sorted(self._responses.items())}
         yield from _metric("responses_total", "counter", "HTTP responses", statuses)
-        yield from _metric("requests", "gauge", "Requests in the queue, the running one included", {"": requests})
+        yield from _metric("requests", "gauge", "Requests in the queue, the running ones included", {"": requests})
         yield from _metric("prompt_tokens_total", "counter", "Tokens of prompts", {"": self._tokens["prompt"]})
         written = {"": self._tokens["generated"]}
         yield from _metric("generated_tokens_total", "counter", "Tokens that were generated", written)
         rate = {"": self._rate}
         yield from _metric("tokens_per_second", "gauge", "Speed of the last request after its first token", rate)
-        used = {"": self._cached / self._most_cached}
+        used = {"": min(1.0, sum(self._cached.values()) / self._most_cached)}
         yield from _metric("cache_use_ratio", "gauge", "Tokens in key-value caches, of the most there may be", used)
         before, buckets = 0, {}
         for bound, count in zip(BUCKETS, self._waits, strict=True):

@@ -13,8 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from polyarr.models.completion import Writer
 from polyarr.models.decoder import LanguageModel
+from polyarr.models.shared_writer import SharedWriter
 from polyarr.serving.access import access_of, client_of, is_loopback
 from polyarr.serving.access import api_keys as api_keys
 from polyarr.serving.access import check_origins as check_origins
@@ -26,6 +26,7 @@ from polyarr.text.sandbox import SandboxedTokenizer
 
 GRACE = 8.0  # seconds after a signal in which pending requests may finish
 CONNECTIONS = 500
+MAX_LENGTH = 4096  # default length of texts, if the model's context is longer
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -162,6 +163,7 @@ def server_of(
     host: str = "127.0.0.1",
     *,
     length: int | None = None,
+    batch: int = 8,
     waiting: int = 32,
     seconds: float = 300.0,
     is_trusted: bool = False,
@@ -177,7 +179,9 @@ def server_of(
         tokenizer: Its tokenizer.
         name: Name by which clients ask for the model.
         host: Address at which the server listens. At a loopback address, clients must call it by a loopback name.
-        length: Largest number of tokens of a prompt and its completion together; None: the model's context_length.
+        length: Largest number of tokens of a prompt and its completion together; None: the model's context_length, but
+            at most 4,096.
+        batch: Number of texts that are written at a time. The caches take batch times length positions.
         waiting: Number of requests that may wait in the queue.
         seconds: Time limit of a request, including the time in the queue.
         is_trusted: Whether messages of a conversation may contain control tokens.
@@ -197,13 +201,15 @@ def server_of(
     if length is not None and not 1 <= length <= context:
         raise ValueError(f"server_of: length is {length}; it must be from 1 to {context}, the model's context")
     programs = SandboxedTokenizer(tokenizer)
-    writer = Writer(model, programs)
-    for _ in writer.write([[0]], 2 if context > 1 else 1):  # compile the kernels before the first request
-        pass
+    length = length or min(context, MAX_LENGTH)
+    writer = SharedWriter(model, programs, batch, length)
+    writer.begin([[0]], 2)  # compile the kernels before the first request
+    while not writer.is_idle:
+        writer.step()
     programs.wait()
-    limits = Limits(length or context, seconds, is_trusted=is_trusted)
+    limits = Limits(length, seconds, is_trusted=is_trusted)
     access = access_of(host, waiting, hosts, keys, per_client, origins)
-    return Server(Service(Worker(writer, programs, waiting), name, limits, access))
+    return Server(Service(Worker(writer, programs, waiting, batch), name, limits, access))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -1,16 +1,19 @@
-"""Worker that generates text in a single thread, since only one request at a time can use the model and its device."""
+"""Worker that generates text in a single thread, since a model and its device have one user."""
 
 import asyncio
 import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 
-from polyarr.models.completion import Part, Writer
+from polyarr.models.completion import Part
+from polyarr.models.shared_writer import Call, SharedWriter
 from polyarr.schema import in_one_line
 from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError, read
 from polyarr.text.sandbox import SandboxedTokenizer, abandoned
@@ -29,24 +32,27 @@ class Slot:
 
 
 class Worker:
-    """Generator of texts, one request after the other, on the backend that is current when it is created.
+    """Generator of texts of several requests at once, on the backend that is current when it is created.
 
     Args:
         writer: The writer.
         tokenizer: The writer's tokenizer, which encodes several requests at once.
         waiting: Number of requests that may wait in the queue.
+        at_once: Number of requests that are answered at a time.
     """
 
-    def __init__(self, writer: Writer, tokenizer: SandboxedTokenizer, waiting: int) -> None:
-        self.writer, self._tokenizer, self._slots = writer, tokenizer, 1 + waiting
+    def __init__(self, writer: SharedWriter, tokenizer: SandboxedTokenizer, waiting: int, at_once: int = 1) -> None:
+        self.writer, self._tokenizer, self._slots = writer, tokenizer, at_once + waiting
+        self.at_once, self._asked, self._is_closed = at_once, SimpleQueue[_Job | None](), False
         self._clients: Counter[str] = Counter()
         # One thread per slot, so that a request which takes long to encode does not delay others.
         self._readers = ThreadPoolExecutor(self._slots, "polyarr-read")
-        self._thread, self._context = ThreadPoolExecutor(1, "polyarr-serve"), copy_context()
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="polyarr-serve", daemon=True)
+        self._thread.start()
 
     @property
     def requests(self) -> int:
-        """Number of requests that have a slot: the one that is running, and those in the queue."""
+        """Number of requests that have a slot: those that are running, and those in the queue."""
         return self._clients.total()
 
     @contextlib.contextmanager
@@ -108,37 +114,81 @@ class Worker:
         Raises:
             RefusedError: The model fails.
         """
-        loop, parts, is_left = asyncio.get_running_loop(), asyncio.Queue(), threading.Event()
-
-        def work() -> None:
-            end = None
-            try:
-                for part in self._parts(request):
-                    if is_left.is_set():
-                        return
-                    loop.call_soon_threadsafe(parts.put_nowait, part)
-            except BaseException as error:  # drivers may raise anything, and the thread must go on
-                _log.error("a request failed: %s", in_one_line(error) or type(error).__name__, exc_info=error)
-                end = RefusedError(500, f"the model failed: {in_one_line(error) or type(error).__name__}")
-            loop.call_soon_threadsafe(parts.put_nowait, end)
-
-        task = self._thread.submit(self._context.run, work)
+        job = _Job(request, asyncio.get_running_loop(), asyncio.Queue())
+        self._asked.put(job)
         try:
-            while isinstance(found := await parts.get(), Part):
+            while isinstance(found := await job.parts.get(), Part):
                 yield found
             if found is not None:
                 raise found
         finally:
-            is_left.set()
-            task.cancel()
+            job.is_left = True
 
     def close(self) -> None:
-        """End the threads: queued requests never run, and requests that are being encoded are aborted."""
+        """End the threads: requests that wait or are being encoded are aborted."""
         self._tokenizer.close()
         self._readers.shutdown(cancel_futures=True)
-        self._thread.shutdown(cancel_futures=True)
+        self._is_closed = True
+        self._asked.put(None)  # wakes the thread
+        self._thread.join()
 
-    def _parts(self, request: CompletionRequest) -> Iterator[Part]:
+    # ---- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """Write texts until the worker is closed."""
+        jobs: dict[Call, _Job] = {}
+        while self._take(jobs):
+            try:
+                found = self.writer.step()
+            except BaseException as error:  # drivers may raise anything, and the thread must go on
+                self._fail(jobs.values(), error)
+                jobs.clear()
+                self.writer.reset()
+                continue
+            for call, part in found:
+                jobs[call].give(part)
+            for call in [call for call in jobs if call.is_done]:
+                jobs.pop(call).give(None)
+
+    def _take(self, jobs: "dict[Call, _Job]") -> bool:
+        """Begin new requests and end those whose clients left; wait if there are none; return whether to go on."""
+        for call in [call for call, job in jobs.items() if job.is_left]:
+            self.writer.end(call)
+            del jobs[call]
+        while not self._asked.empty() or not jobs:
+            if len(jobs) == self.at_once or self._is_closed:
+                break
+            if (job := self._asked.get()) is None:
+                break
+            if not job.is_left:
+                try:
+                    jobs[self._begun(job.request)] = job
+                except BaseException as error:
+                    self._fail([job], error)
+        return not self._is_closed
+
+    def _begun(self, request: CompletionRequest) -> Call:
         options = {"stop": request.stop, "seed": request.seed, "echo": request.echo is not None}
         options["logprobs"] = 0 if request.is_ranked and request.logprobs is None else request.logprobs
-        return self.writer.write(request.prompts, request.max_tokens, **options, **request.sampling)
+        return self.writer.begin(request.prompts, request.max_tokens, **options, **request.sampling)
+
+    def _fail(self, jobs: "Iterable[_Job]", error: BaseException) -> None:
+        reason = in_one_line(error) or type(error).__name__
+        _log.error("a request failed: %s", reason, exc_info=error)
+        for job in jobs:
+            job.give(RefusedError(500, f"the model failed: {reason}"))
+
+
+@dataclass(eq=False)
+class _Job:
+    """Request that is being written, and where its parts go."""
+
+    request: CompletionRequest
+    loop: asyncio.AbstractEventLoop
+    parts: asyncio.Queue
+    is_left: bool = False
+
+    def give(self, part: Part | RefusedError | None) -> None:
+        """Give a part, an error, or None at the end to the event loop."""
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            self.loop.call_soon_threadsafe(self.parts.put_nowait, part)

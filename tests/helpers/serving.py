@@ -4,7 +4,6 @@ Importing this module skips the tests of a file if a library of the server is no
 """
 
 import asyncio
-import itertools
 import json
 import threading
 
@@ -103,25 +102,45 @@ async def ask_directly(service, body, send, gone):
     await service.app()({**scope, "query_string": b"", "root_path": ""}, receive, send)
 
 
+class ScriptedCall:
+    """A call of a Scripted writer."""
+
+    def __init__(self, most):
+        self.count, self.most, self.is_done = 0, most, False
+
+
 class Scripted:
-    """A fake writer that yields a part whenever `go` is released, and records which requests began and ended."""
+    """A fake writer that writes a token whenever `go` is released, and records which calls began and ended."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.go, self.begun, self.ended = tokenizer, threading.Semaphore(0), [], threading.Semaphore(0)
-        self.fault = None
+        self.fault, self.calls = None, []
 
-    def write(self, prompts, max_new_tokens, **_):
+    def begin(self, prompts, max_new_tokens, **_):
         self.begun.append(self.tokenizer.decode(prompts[0]))
-        try:
-            for count in itertools.count(1):
-                self.go.acquire()
-                if self.fault:
-                    raise self.fault
-                yield Part(0, "x", count, "length" if count == max_new_tokens else None)
-                if count == max_new_tokens:
-                    return
-        finally:
-            self.ended.release()
+        self.calls.append(ScriptedCall(max_new_tokens))
+        return self.calls[-1]
+
+    def step(self):
+        self.go.acquire()
+        if self.fault:
+            raise self.fault
+        return [(call, self._part(call)) for call in self.calls[:]]
+
+    def end(self, call):
+        self.calls.remove(call)
+        self.ended.release()
+
+    def reset(self):
+        for call in self.calls[:]:
+            self.end(call)
+
+    def _part(self, call):
+        call.count += 1
+        call.is_done = call.count == call.most
+        if call.is_done:
+            self.end(call)
+        return Part(0, "x", call.count, "length" if call.is_done else None)
 
 
 class Kept(SandboxedTokenizer):

@@ -126,9 +126,9 @@ def test_a_long_prompt_holds_up_no_text_and_changes_nothing():
 def test_rows_and_lengths_have_limits():
     with pa.use_backend("numpy"):
         batch = Batch(model_of("gpt"), 2, length=10)
-        with pytest.raises(ValueError, match=r"^Batch: the prompt has 10 tokens; it must have 1 to 9$"):
-            batch.add(np.arange(10), Sampling())
-        with pytest.raises(ValueError, match=r"^Batch: the prompt has 0 tokens; it must have 1 to 9$"):
+        with pytest.raises(ValueError, match=r"^Batch: the prompt has 11 tokens; it must have 1 to 10$"):
+            batch.add(np.arange(11), Sampling())
+        with pytest.raises(ValueError, match=r"^Batch: the prompt has 0 tokens; it must have 1 to 10$"):
             batch.add(np.arange(0), Sampling())
         rows = [batch.add(np.arange(n), Sampling()) for n in (9, 7)]
         assert rows == [0, 1] and batch.free == 0

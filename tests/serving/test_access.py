@@ -1,6 +1,7 @@
 """Access to a server from other machines: host names, API keys, and limits per client."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_one_client_may_not_have_all_connections(monkeypatch):
             aborted.append(self.peer)
 
     monkeypatch.setattr(IdleClosingProtocol, "_watch", lambda self, before: None)
-    server = Service(None, "tiny", Limits(9))
+    server = Service(SimpleNamespace(at_once=1), "tiny", Limits(9))
 
     async def scenario():
         import uvicorn

@@ -97,7 +97,7 @@ def test_what_runs_is_seen(scripted, runner):
 
     post = runner.run(ask())
     found = numbers(client)
-    assert found["requests"] == 1 and found["cache_use_ratio"] == pytest.approx((3 + 2) / (16 * 1000))
+    assert found["requests"] == 1 and found["cache_use_ratio"] == pytest.approx((3 + 2) / 1000)
     assert runner.run(end(post)).status_code == 200
     assert numbers(client)["cache_use_ratio"] == 0
 
