@@ -9,7 +9,7 @@ import numpy as np
 from polyarr import creation, ops
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
-from polyarr.core.spec import int32
+from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import bias_of, cache_capacity, sampled, uniform_numbers
 from polyarr.models.logprobs import Logprobs, prompt_logprobs
@@ -17,6 +17,7 @@ from polyarr.models.sampling import Sampling, history_of
 from polyarr.nn import KeyValueCache
 
 CHUNK = 256  # tokens of a prompt that are computed between two tokens of the other texts
+_PROOFS = 4  # tokens of each row for which a part of the caches must give the bits of the whole
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
 
 
@@ -77,8 +78,8 @@ class Batch:
     does not hold up the others.
 
     The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
-    rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give:
-    this is measured when such a part is needed for the first time.
+    rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give,
+    which is measured at the beginning.
 
     Args:
         model: A language model. The batch keeps a copy in evaluation mode.
@@ -112,12 +113,7 @@ class Batch:
         self._put = compile(_put, donate="caches")
         self._choose = compile(_choose, constants="limits", donate="history")
         self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
-        size = self._caches[0].size
-        counts = [2**power for power in range(rows.bit_length()) if 2**power < rows] + [rows]
-        spans = [CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size] + [size]
-        # Parts of the caches by what they cost, and whether they give the bits of the whole, where that is known.
-        self._parts = [_Part(count, span) for span in spans for count in counts]
-        self._is_equal = {self._parts[-1]: True}
+        self._counts, self._spans = self._equal_parts()
 
     @property
     def free(self) -> int:
@@ -224,25 +220,31 @@ class Batch:
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def _next_logits(self, tokens: np.ndarray, positions: np.ndarray, needed: "_Part") -> Array:
-        """Return the logits (B, V) after tokens (B,) at positions (B,), for the rows that are needed."""
-        for part in self._parts:
-            if part.rows < needed.rows or part.span < needed.span:
-                continue
-            if part not in self._is_equal:
-                return self._measured(part, tokens, positions)
-            if self._is_equal[part]:
-                return self._part_logits(part, tokens, positions)
-        raise AssertionError("the whole is the last part")
+    def _equal_parts(self) -> tuple[list[int], list[int]]:
+        """Return the numbers of rows, and of positions, that give the bits of all of them, in ascending order.
 
-    def _measured(self, part: "_Part", tokens: np.ndarray, positions: np.ndarray) -> Array:
-        """Return the logits of the whole, and note whether those of a part have the same bits."""
-        wanted = self._part_logits(self._parts[-1], tokens, positions)
-        found = self._part_logits(part, tokens, positions)
-        self._is_equal[part] = found.numpy()[: part.rows].tobytes() == wanted.numpy()[: part.rows].tobytes()
-        if not self._is_equal[part]:  # nor are the keys and values that it has written
-            self._part_logits(self._parts[-1], tokens, positions)
-        return wanted
+        They are measured with random tokens in all rows, after random keys and values.
+        """
+        for number, cache in enumerate(self._caches):
+            noise = ops.random_bits(number, 0, cache.both, shape=cache.both.shape)
+            cache.both.rebind(ops.astype(ops.astype(noise >> 8, dtype=float32) * 2.0**-23 - 1, dtype=cache.both.dtype))
+        rows, size = len(self._texts), self._caches[0].size
+        counts = [2**power for power in range(rows.bit_length()) if 2**power < rows]
+        spans = [CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size]
+        found = [count for count in counts if self._is_equal(_Part(count, size))]
+        return [*found, rows], [*(span for span in spans if self._is_equal(_Part(rows, span))), size]
+
+    def _is_equal(self, part: "_Part") -> bool:
+        """Return whether a part of the caches gives the bits of the whole, for several tokens of each row."""
+        rows, generator = len(self._texts), np.random.default_rng(0)
+        whole = _Part(rows, self._caches[0].size)
+        for _ in range(_PROOFS):
+            tokens = generator.integers(0, self._size, rows).astype(np.int32)
+            positions = generator.integers(0, min(part.span, self.length), rows).astype(np.int32)
+            wanted, found = (self._part_logits(one, tokens, positions).numpy() for one in (whole, part))
+            if found[: part.rows].tobytes() != wanted[: part.rows].tobytes():
+                return False
+        return True
 
     def _part_logits(self, part: "_Part", tokens: np.ndarray, positions: np.ndarray) -> Array:
         """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
@@ -261,7 +263,9 @@ class Batch:
         for row, text in texts.items():
             tokens[row], positions[row] = text.last, text.done
             text.done += 1
-        logits = self._next_logits(tokens, positions, _Part(max(texts) + 1, int(positions.max()) + 1))  # (B, V)
+        count = next(count for count in self._counts if count > max(texts))
+        span = next(span for span in self._spans if span > positions.max())
+        logits = self._part_logits(_Part(count, span), tokens, positions)  # (B, V)
         found = []
         for kind in sorted({text.kind for text in texts.values()}, key=repr):
             state, own = self._state[kind], {row: text for row, text in texts.items() if text.kind == kind}

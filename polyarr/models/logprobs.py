@@ -6,6 +6,7 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import float32
 from polyarr.models.decoder import LanguageModel
+from polyarr.models.sampling import in_whole_vectors
 
 _MAX_LOGITS = 2**25  # logits of a prompt that are computed at once, which bounds the memory
 
@@ -33,7 +34,8 @@ def logprobs_of(logits: Array, tokens: Array, top: int, size: int) -> Logprobs:
         top: Number K of the most likely tokens at each position, at least 1; at most `size` are returned.
         size: Only tokens below it are among the most likely ones.
     """
-    each = ops.log_softmax(ops.astype(logits, dtype=float32), axis=-1)  # (B, T, V)
+    wide = in_whole_vectors(ops.astype(logits, dtype=float32))
+    each = ops.log_softmax(wide, axis=-1)[:, :, : logits.shape[-1]]  # (B, T, V)
     chosen = ops.take_along_axis(each, tokens[:, :, None], axis=-1)[:, :, 0]  # (B, T)
     return Logprobs(chosen, *ops.topk(each[:, :, :size], k=min(top, size)))
 

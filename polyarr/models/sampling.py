@@ -11,6 +11,7 @@ from polyarr.core.spec import NARROW, float32, int32, shown
 
 MAX_BIAS = 100.0  # largest magnitude of a logit bias, as in the OpenAI API: it excludes a token, or forces it
 MAX_PENALTY = 2.0  # largest magnitude of a frequency or presence penalty, as in the OpenAI API
+ROW_MULTIPLE = 64  # elements; more than any device reads at once
 _OF_COUNTS = ("frequency_penalty", "presence_penalty")  # penalties that depend on how often a token was sampled
 _MAX_TEMPERATURE = 3e38  # larger temperatures are clamped to it: it fits float32, and all tokens are equally likely
 
@@ -113,11 +114,24 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
         return ops.argmax(logits, axis=-1)
     count, min_p = logits.shape[-1], numbers.get("min_p")
     if (top_k is None or top_k >= count) and "top_p" not in numbers:
-        return _drawn(_tempered(logits, numbers["temperature"]), unit, min_p)
+        return _drawn(_tempered(in_whole_vectors(logits), numbers["temperature"]), unit, min_p)
     ranked, tokens = ops.topk(logits, k=min(top_k or count, count))  # (B, K) the likeliest first
-    ranked = _tempered(ranked, numbers["temperature"])
+    ranked = _tempered(in_whole_vectors(ranked), numbers["temperature"])
     drawn = _drawn(_nucleus(ranked, numbers["top_p"]) if "top_p" in numbers else ranked, unit, min_p)  # (B,)
     return ops.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]
+
+
+def in_whole_vectors(logits: Array) -> Array:
+    """Return logits (..., V) with -inf after them up to a multiple of ROW_MULTIPLE.
+
+    Devices may add up a row in an order that depends on where it begins. All rows begin alike then, so a row has the
+    same bits wherever it is.
+    """
+    missing = -logits.shape[-1] % ROW_MULTIPLE
+    if not missing:
+        return logits
+    none = ops.fill(-math.inf, logits, shape=(*logits.shape[:-1], missing), dtype=logits.dtype)
+    return ops.concat([logits, none], axis=-1)
 
 
 def history_of(tokens: Array, padding: Array | None, vocab_size: int, numbers: dict[str, Any]) -> dict[str, Array]:
