@@ -9,8 +9,10 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from polyarr.files import read_regular
+from polyarr.saving.gguf_file import is_gguf
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.chat import ChatTemplate
+from polyarr.text.gguf import load_gguf_tokenizer
 from polyarr.text.numbers import NumberTokenizer
 from polyarr.text.special import SpecialTokens, read_settings, special_tokens_of
 from polyarr.text.subword import SubwordTokenizer, from_vocab_and_merges
@@ -131,9 +133,9 @@ def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load the tokenizer of a file or a folder.
 
-    A file may be a tokenizer.json, GPT-2's vocab.json or merges.txt, or the JSON of `to_dict`. A folder has a
-    tokenizer.json, or GPT-2's two files. From the folder of a Hugging Face tokenizer, tokenizer_config.json names the
-    end token, chat_template.jinja is the chat template, and generation_config.json and config.json name further end
+    A file may be a tokenizer.json, GPT-2's vocab.json or merges.txt, a GGUF file, or the JSON of `to_dict`. A folder
+    has a tokenizer.json, or GPT-2's two files. From the folder of a Hugging Face tokenizer, tokenizer_config.json names
+    the end token, chat_template.jinja is the chat template, and generation_config.json and config.json name further end
     tokens.
 
     Args:
@@ -142,9 +144,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises:
         OSError: A file cannot be read.
         ValueError: A file is damaged, or is not a tokenizer.
-        RuntimeError: The library tokenizers is missing.
+        RuntimeError: The library tokenizers, or gguf for a GGUF file, is missing.
     """
     path = Path(path)
+    if is_gguf(path):
+        return load_gguf_tokenizer(path)
     folder = path if path.is_dir() else path.parent
     if path.is_dir() and not has_tokenizer(path):
         raise FileNotFoundError(f"{path}: no {_FILE} is here, nor {_VOCABULARY} and {_MERGES}{_of_sentencepiece(path)}")
