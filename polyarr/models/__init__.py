@@ -5,6 +5,7 @@ from polyarr.models.batch import Batch
 from polyarr.models.completion import Completion, Part, TokenLogprob, Writer
 from polyarr.models.encoder import Encoder, EncoderClassifier, EncoderConfig, MaskedModel, mask_tokens
 from polyarr.models.generation import generate, stream
+from polyarr.models.gguf import save_gguf
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.models.lenet import LeNet
 from polyarr.models.llama import LlamaConfig, LlamaModel
@@ -38,6 +39,7 @@ __all__ = [
     "load_resnet",
     "mask_tokens",
     "save_adapters",
+    "save_gguf",
     "save_pretrained",
     "save_resnet",
     "stream",

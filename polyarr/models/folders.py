@@ -52,7 +52,7 @@ def hint_of_others(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     hints = {
         "is pickled, which is never read: save it as safetensors": PICKLED,
-        "is quantized weights in llama.cpp's format, which is not read: take the model's safetensors files": (".gguf",),
+        "is a model in llama.cpp's format: name the file itself": (".gguf",),
         "is of adapters: take the model that they belong to, and add them with --adapters": ("adapter_config.json",),
     }
     for hint, ends in hints.items():

@@ -1,4 +1,4 @@
-"""Pretrained language models in Hugging Face folders and safetensors files, read and written."""
+"""Pretrained language models in Hugging Face folders and safetensors files, read and written; GGUF files, read."""
 
 import contextlib
 import json
@@ -17,12 +17,14 @@ from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, as_dtype, float32, float64
-from polyarr.models.decoder import LanguageModel
+from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import Format, format_of, written_format
+from polyarr.models.formats.gguf import read_gguf
 from polyarr.nn import merge_lora, shapes_only
 from polyarr.saving.atomic import write_whole
+from polyarr.saving.gguf_file import is_gguf
 from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, write_arrays
 
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
@@ -38,12 +40,13 @@ class StoredTensor(NamedTuple):
     shape: list[int]
     dtype: str
 
-    def read(self) -> np.ndarray:
-        """Return the data."""
-        return self.file.array(self.name)
+    def read(self, dtype: np.dtype | None = None) -> np.ndarray:
+        """Return the data, in a floating-point dtype if one is given; numbers that are not finite are then an error."""
+        stored = self.file.array(self.name)
+        return stored if dtype is None else finite(self.name, stored, dtype)
 
 
-Tensors = dict[str, StoredTensor]  # arrays by full name
+Tensors = Mapping[str, Any]  # StoredTensors, or GGUFTensors, by full name
 
 
 class PretrainedError(ValueError):
@@ -54,12 +57,12 @@ class PretrainedError(ValueError):
 
 
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
-    """Load a language model from a Hugging Face folder, or from a safetensors file beside its config.json.
+    """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
     The model may be a GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2 or one with their settings, such as SmolLM2, in one
     file or in several with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of
     settings. Arrays are read and converted one by one, the largest first, so that the host needs hardly more memory
-    than the model has. Nothing is ever unpickled.
+    than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file are dequantized.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -67,7 +70,7 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
     Args:
         path: The folder, or the file.
         dtype: Dtype of the model's parameters; None: that of the file, or float32 if the file has float64 or several
-            dtypes.
+            dtypes. A GGUF file's is float32 if its matrices are, or else bfloat16.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.
@@ -76,10 +79,15 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
         OSError: A file cannot be read.
         PretrainedError: A file is damaged, or has other arrays or settings than polyarr's model, or numbers that are
             not finite in `dtype`.
+        RuntimeError: The library gguf is missing.
     """
     path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
     if not path.exists():
         raise no_such(path)
+    if is_gguf(path):
+        with errors_with_path("load_pretrained", path):
+            (form, config, _), tensors = read_gguf(path)
+            return _loaded(form, config, tensors, dtype)
     folder = path if path.is_dir() else path.parent
     if not os.path.lexists(folder / CONFIG):
         raise FileNotFoundError(f"{path}: no {CONFIG} is here{hint_of_others(folder)}")
@@ -91,11 +99,16 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
             text = "its settings tie the output head to the embedding, its file has another head: that one is kept"
             warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
             config = replace(config, tie_embeddings=False)
-        with shapes_only():
-            model = new_model(config)
-            _check(model, form, tensors)
-            model = model.astype(dtype or _stored_dtype(model, form, tensors))
-        return model.load_parameters(largest_first(model, partial(_read, form, tensors))).eval()
+        return _loaded(form, config, tensors, dtype)
+
+
+def _loaded(form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None) -> LanguageModel:
+    """Return the model of a configuration with these weights."""
+    with shapes_only():
+        model = new_model(config)
+        _check(model, form, tensors)
+        model = model.astype(dtype or _stored_dtype(model, form, tensors))
+    return model.load_parameters(largest_first(model, partial(_read, form, tensors))).eval()
 
 
 @contextlib.contextmanager
@@ -209,7 +222,7 @@ def largest_first(model: LanguageModel, read: Callable[[str, np.dtype], np.ndarr
 def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarray:
     """Return the array that polyarr calls `own`, joined from the other program's arrays."""
     names, transposed = form.parts(own)
-    parts = [finite(name, tensors[name].read(), dtype) for name in names]
+    parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.T if transposed else joined
 
@@ -270,7 +283,7 @@ def _write_weights(folder: Path, model: LanguageModel, form: Format, dtype: np.d
     where: dict[str, str] = {}
     for number, owns in enumerate(shards, 1):
         name = WHOLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        arrays = {theirs: source for own in owns for theirs, source in _sources(model, form, own, dtype)}
+        arrays = {theirs: source for own in owns for theirs, source in sources(model, form, own, dtype)}
         write_arrays(folder / name, arrays, {"format": "pt"})
         where |= dict.fromkeys(arrays, name)
     if len(shards) > 1:
@@ -293,7 +306,7 @@ def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]
     return shards
 
 
-def _sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
+def sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
     """Yield the other program's arrays, by name, that polyarr's array `own` is made of."""
     leaf, (names, transposed) = model.named_parameters()[own], form.parts(own)
     ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names)))

@@ -1,0 +1,324 @@
+"""Format of GGUF files: names, settings and arrays as llama.cpp has them, by those of transformers' same family."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from polyarr.core.spec import float32
+from polyarr.extras import extra
+from polyarr.models.decoder import Config
+from polyarr.models.formats.gpt import GPT2
+from polyarr.models.formats.llama import FORMATS
+from polyarr.models.formats.tables import Format, Layer
+from polyarr.saving.gguf_file import GGUFEntry, GGUFFile
+from polyarr.saving.tensor_file import finite
+
+_LLAMA_KEYS = {  # of GGUF, after the name of the architecture, and of config.json
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+_GPT2_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+_REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+FREQS = "rope_freqs.weight"
+# Llama 3.1 and later: GGUF has the divisors of the rates in a tensor, and not the settings that they follow from.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_FREQS_TOLERANCE = 1e-4  # relative; they are stored in float32
+
+
+class Architecture(NamedTuple):
+    """Architecture of llama.cpp whose models polyarr has.
+
+    Attributes:
+        kind: "model_type" of transformers' models of the family.
+        format: Format of these.
+        keys: Their settings, by the key of GGUF.
+        is_interleaved: Whether rotary embeddings rotate elements (2 i, 2 i + 1): rows of queries and keys are permuted.
+        wide: Number of blocks of the model whose scores are scaled by its width per head, not by the size of a head.
+    """
+
+    kind: str
+    format: Format
+    keys: Mapping[str, str] = _LLAMA_KEYS
+    is_interleaved: bool = False
+    wide: int = 0
+
+
+_OTHERS = {"gemma3": ("gemma3_text", 62), "gemma2": ("gemma2", 46)}
+ARCHITECTURES = {
+    "gpt2": Architecture("gpt2", GPT2, _GPT2_KEYS),
+    "llama": Architecture("llama", FORMATS["llama"], is_interleaved=True),
+    **{name: Architecture(name, FORMATS[name]) for name in ("qwen2", "qwen3", "gemma", "olmo2")},
+    **{name: Architecture(kind, FORMATS[kind], wide=wide) for name, (kind, wide) in _OTHERS.items()},
+}
+
+
+class GGUFModel(NamedTuple):
+    """A model in GGUF, as it is read or written.
+
+    Attributes:
+        format: Format of its tensors.
+        config: Polyarr's configuration of the model.
+        is_interleaved: As in Architecture.
+    """
+
+    format: Format
+    config: Config
+    is_interleaved: bool
+
+    def read(self, name: str, stored: np.ndarray) -> np.ndarray:
+        """Return polyarr's array for a tensor of llama.cpp; a norm is float32."""
+        return self._changed(name, stored, -1, lambda heads, half: (heads, half, 2))
+
+    def written(self, name: str, own: np.ndarray) -> np.ndarray:
+        """Return the tensor of llama.cpp for polyarr's array; a norm is float32."""
+        return self._changed(name, own, 1, lambda heads, half: (heads, 2, half))
+
+    def offset(self, name: str) -> float:
+        """Return what llama.cpp's tensor has added to polyarr's."""
+        return getattr(self.config, "norm_offset", 0.0) if name.endswith("norm.weight") else 0.0
+
+    def _changed(
+        self, name: str, a: np.ndarray, sign: int, split: Callable[[int, int], tuple[int, int, int]]
+    ) -> np.ndarray:
+        if offset := self.offset(name):
+            return a + float32.type(sign * offset)
+        if heads := self._permuted_heads(name):
+            pairs = a.reshape(*split(heads, len(a) // heads // 2), *a.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(a.shape)
+        return a
+
+    def _permuted_heads(self, name: str) -> int:
+        """Return the number of heads of an array whose rows are permuted, or 0."""
+        if not self.is_interleaved:
+            return 0
+        return {"attn_q": self.config.n_heads, "attn_k": self.config.n_kv_heads}.get(name.split(".")[-2], 0)
+
+
+class GGUFTensor(NamedTuple):
+    """Tensor in a GGUF file: its name and shape, and the dtype that it is read as by default, without its data."""
+
+    file: GGUFFile
+    model: GGUFModel
+    name: str
+    shape: list[int]
+    dtype: str
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """Return the data as polyarr has them, in a floating-point dtype; numbers that are not finite are an error."""
+        stored = self.file.array(self.name, float32 if self.model.offset(self.name) else dtype)
+        return finite(self.name, self.model.read(self.name, stored), dtype)
+
+
+class Header(Protocol):
+    """What a GGUF file says of a model; a GGUFFile has it, and what will be written."""
+
+    metadata: dict[str, Any]
+    entries: Mapping[str, GGUFEntry]
+
+    def array(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return a tensor."""
+
+
+def read_gguf(path: Path) -> tuple[GGUFModel, dict[str, GGUFTensor]]:
+    """Return the model of a GGUF file, and its tensors, of which no data are read yet.
+
+    Matrices of float32 are read as float32, all others as bfloat16, with the vectors of the same file.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is damaged, or polyarr does not have such a model.
+        RuntimeError: The library gguf is missing.
+    """
+    file = GGUFFile(path)
+    model = read_model(file)
+    kinds = {entry.kind.name for entry in file.entries.values() if len(entry.shape) > 1}
+    dtype = "F32" if kinds <= {"F32"} else "BF16"
+    return model, {name: GGUFTensor(file, model, name, list(e.shape), dtype) for name, e in file.entries.items()}
+
+
+def read_model(file: Header) -> GGUFModel:
+    """Return the model that a GGUF file's header describes.
+
+    Raises:
+        ValueError: polyarr does not have such a model.
+    """
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(map(repr, ARCHITECTURES))
+        raise ValueError(f"its architecture is {str(name)[:100]!r}; polyarr reads {known} from GGUF files")
+    if (parts := file.metadata.get("split.count", 1)) != 1:
+        raise ValueError(f"it is one of {parts} files of a model; join them with: llama-gguf-split --merge")
+    found = ARCHITECTURES[name]
+    return model_of(name, found.format.config_of(_settings(file, name, found)))
+
+
+def model_of(name: str, config: Config) -> GGUFModel:
+    """Return the model of an architecture with polyarr's configuration."""
+    return GGUFModel(_format(name, ARCHITECTURES[name]), config, ARCHITECTURES[name].is_interleaved)
+
+
+def name_of(kind: str) -> str:
+    """Return the name of the architecture of transformers' models of a type.
+
+    Raises:
+        ValueError: llama.cpp has no such models, or polyarr does not know them.
+    """
+    name = next((name for name, found in ARCHITECTURES.items() if found.kind == kind), None)
+    if name is None:
+        raise ValueError(f"a model of the type {kind!r}; GGUF files have {', '.join(ARCHITECTURES)}")
+    return name
+
+
+def metadata_of(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata of a model of an architecture, for the content of its config.json."""
+    found = ARCHITECTURES[name]
+    metadata = {key: settings[theirs] for key, theirs in found.keys.items() if settings.get(theirs) is not None}
+    if found.kind == "gpt2":
+        metadata["feed_forward_length"] = 4 * settings["n_embd"]
+    else:
+        metadata |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), settings["head_dim"])
+        metadata |= _written_scaling(settings)
+    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in metadata.items()}
+
+
+def tensors_of(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors of a model, for the content of its config.json, which are not weights."""
+    scaling = settings.get("rope_scaling") or {}
+    if scaling.get("rope_type") != "llama3":
+        return {}
+    return {FREQS: divisors(scaling, settings["head_dim"], settings["rope_theta"]).astype(float32)}
+
+
+def _format(name: str, found: Architecture) -> Format:
+    """Return the format of an architecture: transformers' layers by the names that GGUF has for them."""
+    library = extra("gguf", "gguf")
+    arch = next(arch for arch, known in library.MODEL_ARCH_NAMES.items() if known == name)
+    names = library.get_tensor_name_map(arch, 1)
+    layers = {"out_head": Layer(("output",))}
+    for own, layer in found.format.layers.items():
+        theirs = [names.get_name(one.replace("*", "0")) for one in layer.names]
+        if None not in theirs:
+            layers[own] = Layer(tuple(re.sub(r"^blk\.0\.", "blk.*.", one) for one in theirs))
+    return found.format._replace(layers=layers, prefix="", ignored=(FREQS,))
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+
+
+def _settings(file: Header, name: str, found: Architecture) -> dict[str, Any]:
+    """Return the content of the config.json of the model in a file."""
+    given = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
+    if missing := [f"{name}.{key}" for key in _REQUIRED if key not in given]:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given}
+    settings["tie_word_embeddings"] = "output.weight" not in file.entries
+    settings["vocab_size"] = _rows(file, "token_embd.weight")
+    if found.kind == "gpt2":
+        return settings | {"resid_pdrop": 0.0}  # which GGUF does not have
+    settings["attention_bias"] = "blk.0.attn_q.bias" in file.entries
+    settings["mlp_bias"] = "blk.0.ffn_up.bias" in file.entries
+    settings.setdefault("rope_theta", 10_000.0)
+    settings["rope_scaling"] = _scaling(given) or _llama3_scaling(file, given, settings)
+    head = _head_size(settings)
+    if given.get("rope.dimension_count", head) != head:
+        raise ValueError(f"its rope.dimension_count is {given['rope.dimension_count']!r}; it must be {head!r}")
+    wide = found.wide and settings.get("num_hidden_layers") == found.wide
+    settings["query_pre_attn_scalar"] = _width_per_head(settings) if wide else head
+    return settings | _pattern(given)
+
+
+def _rows(file: Header, name: str) -> int:
+    if name not in file.entries:
+        raise ValueError(f"it lacks {name}")
+    return file.entries[name].shape[0]
+
+
+def _head_size(settings: Mapping[str, Any]) -> Any:
+    return settings["head_dim"] if "head_dim" in settings else _width_per_head(settings)
+
+
+def _width_per_head(settings: Mapping[str, Any]) -> int:
+    width, heads = settings.get("hidden_size"), settings.get("num_attention_heads")
+    if type(width) is not int or type(heads) is not int or heads < 1:
+        raise ValueError(f"its embedding_length is {width!r}, its attention.head_count {heads!r}; both must be ints")
+    return width // heads
+
+
+def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of which blocks have a sliding window, a period or a list of bools."""
+    found = given.get("attention.sliding_window_pattern")
+    if isinstance(found, list):
+        return {"layer_types": ["sliding_attention" if local else "full_attention" for local in found]}
+    return {} if type(found) is not int or found < 1 else {"sliding_window_pattern": found}
+
+
+def _scaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return rope_scaling of config.json where GGUF has it as settings."""
+    kind, factor = given.get("rope.scaling.type", "none"), given.get("rope.scaling.factor")
+    if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
+        return None
+    found = {
+        "factor": factor,
+        "original_max_position_embeddings": given.get("rope.scaling.original_context_length"),
+        "beta_fast": given.get("rope.scaling.yarn_beta_fast"),
+        "beta_slow": given.get("rope.scaling.yarn_beta_slow"),
+    }
+    return {"rope_type": kind, **{name: value for name, value in found.items() if value is not None}}
+
+
+def _llama3_scaling(file: Header, given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return rope_scaling of config.json for the divisors that a file has as a tensor."""
+    if FREQS not in file.entries:
+        return None
+    stored = file.array(FREQS, float32).reshape(-1)
+    length = given.get("rope.scaling.original_context_length", _LLAMA3["original_max_position_embeddings"])
+    found = {**_LLAMA3, "factor": float(stored.max()), "original_max_position_embeddings": length}
+    if type(length) is not int or not _are_close(stored, divisors(found, 2 * len(stored), settings["rope_theta"])):
+        raise ValueError(f"its {FREQS} is not the scaling of Llama 3.1 for {length!r} positions, which polyarr has")
+    return {"rope_type": "llama3", **found}
+
+
+def _are_close(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool(np.allclose(a, b, rtol=_FREQS_TOLERANCE, atol=0))
+
+
+def divisors(scaling: Mapping[str, Any], size: int, theta: Any) -> np.ndarray:
+    """Return the divisors (D / 2,) of the rates of rotary embeddings of Llama 3.1 for heads of size D."""
+    factor, length = scaling["factor"], scaling["original_max_position_embeddings"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    if type(theta) not in (int, float) or not theta > 0 or not factor > 0:
+        return np.zeros(size // 2)  # no model has these
+    turns = length / (2 * math.pi) * float(theta) ** (-np.arange(0, size, 2) / size)
+    share = np.clip((turns - low) / (high - low), 0, 1)  # of the rate as it is, by the number of rotations
+    return 1 / (share + (1 - share) / factor)
+
+
+def _written_scaling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found = settings.get("rope_scaling") or {}
+    names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    if found.get("rope_type") == "llama3":
+        names.pop("factor")  # it is in the tensor of divisors
+    else:
+        names |= {"rope_type": "type", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+    return {f"rope.scaling.{theirs}": found[name] for name, theirs in names.items() if name in found}

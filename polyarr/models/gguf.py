@@ -1,0 +1,139 @@
+"""GGUF files of language models, written for llama.cpp and others."""
+
+import math
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from polyarr.core.spec import Spec, float16, float32
+from polyarr.extras import extra
+from polyarr.models.decoder import Config, LanguageModel
+from polyarr.models.formats import written_format
+from polyarr.models.formats.gguf import GGUFModel, metadata_of, model_of, name_of, read_model, tensors_of
+from polyarr.models.gpt import GPTConfig
+from polyarr.models.pretrained import sources
+from polyarr.nn import merge_lora
+from polyarr.saving.atomic import written_whole
+from polyarr.saving.gguf_file import GGUFEntry
+from polyarr.saving.tensor_file import Source, finite
+from polyarr.text import SubwordTokenizer, Tokenizer
+from polyarr.text.gguf import gguf_metadata
+
+# Types of written matrices, and the numbers that "general.file_type" has for them.
+TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
+_CHECKED = {"F16": float16}  # whose range is smaller than that of float32
+_TYPE_OF = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+class Planned(NamedTuple):
+    """A GGUF file that is going to be written: its metadata, header entries, and where its tensors come from."""
+
+    metadata: dict[str, Any]
+    entries: dict[str, GGUFEntry]
+    sources: dict[str, Source]
+
+    def array(self, name: str, dtype: np.dtype) -> np.ndarray:
+        """Return a tensor in a dtype."""
+        return finite(name, self.sources[name].read(), dtype)
+
+
+def save_gguf(
+    path: str | os.PathLike[str],
+    model: LanguageModel,
+    *,
+    type: str | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> None:
+    """Write a language model, with adapters merged, as a GGUF file.
+
+    Vectors, such as the weights of norms, are float32, and a matrix whose rows do not consist of whole blocks of a
+    quantized type is float16, as in llama.cpp's own files.
+
+    Args:
+        path: The file, which must not exist.
+        model: A GPTModel or a LlamaModel.
+        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: that of the model's token embedding.
+        tokenizer: Tokenizer of the model. None, or one without subwords: the file has none.
+
+    Raises:
+        ValueError: llama.cpp has no such model or tokenizer, the type is unknown, or a number is not finite in it.
+        OSError: The file exists, or cannot be written.
+        RuntimeError: The library gguf is missing.
+    """
+    path, type = Path(path), type or _TYPE_OF[model.tok_emb.weight.dtype.name]
+    if type not in TYPES:
+        raise ValueError(f"save_gguf: type is {type!r}; it must be one of {', '.join(TYPES)}")
+    if path.exists():
+        raise FileExistsError(f"{path}: it exists; give another name")
+    library = extra("gguf", "gguf")
+    try:
+        form = written_format(model, "huggingface")
+        complete = form.complete(merge_lora(model))
+        planned, found = _planned(library, complete, form.settings_of(complete.config), type)
+        words = {"tokenizer.ggml.model": "none"}
+        if isinstance(tokenizer, SubwordTokenizer):
+            words = gguf_metadata(tokenizer, model.config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"save_gguf: {error}") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as file:
+        # The library opens the file again by its name.
+        _write(library, Path(file.name), planned._replace(metadata=planned.metadata | words), found)
+
+
+def _planned(library: Any, model: LanguageModel, settings: dict[str, Any], type: str) -> tuple[Planned, GGUFModel]:
+    """Return what is written for a model of transformers; reading it must give the same model."""
+    name = name_of(settings["model_type"])
+    found = model_of(name, model.config)
+    given = {key: Source(Spec(a.shape, a.dtype), partial(np.asarray, a)) for key, a in tensors_of(settings).items()}
+    for own in model.named_parameters():
+        given |= sources(model, found.format, own, float32)
+    kinds = {key: _kind(library, source.spec.shape, type) for key, source in given.items()}
+    entries = {key: GGUFEntry(kinds[key], source.spec.shape, 0) for key, source in given.items()}
+    metadata = {**metadata_of(name, settings), "general.file_type": TYPES[type], "general.quantization_version": 2}
+    planned = Planned(metadata, entries, given)
+    if (due := _without_dropout(model.config)) != read_model(planned).config:
+        raise ValueError(f"models of llama.cpp's {name!r} do not have all settings of this one, {due}")
+    return planned, found
+
+
+def _without_dropout(config: Config) -> Config:
+    return replace(config, drop_rate=0.0) if isinstance(config, GPTConfig) else config
+
+
+def _kind(library: Any, shape: tuple[int, ...], type: str) -> Any:
+    """Return the type, of the library, in which a tensor is written."""
+    kinds = library.GGMLQuantizationType
+    if len(shape) == 1:
+        return kinds.F32
+    return kinds.F16 if shape[-1] % library.GGML_QUANT_SIZES[kinds[type]][0] else kinds[type]
+
+
+def _write(library: Any, path: Path, planned: Planned, model: GGUFModel) -> None:
+    """Write a file with the library, one tensor after the other."""
+    writer = library.GGUFWriter(path, planned.metadata["general.architecture"])
+    for key, value in planned.metadata.items():
+        _add(library, writer, key, value)
+    for name, (kind, shape, _) in planned.entries.items():
+        block, size = library.GGML_QUANT_SIZES[kind]
+        writer.add_tensor_info(name, shape, float32, math.prod(shape) // block * size, kind)
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for name, (kind, _, _) in planned.entries.items():
+            a = np.ascontiguousarray(model.written(name, planned.array(name, float32)))
+            writer.write_tensor_data(library.quants.quantize(finite(name, a, _CHECKED.get(kind.name, float32)), kind))
+    finally:
+        writer.close()
+
+
+def _add(library: Any, writer: Any, key: str, value: Any) -> None:
+    """Add a setting to a writer; whole numbers are uint32, as llama.cpp requires."""
+    kinds = library.GGUFValueType
+    if key != "general.architecture" and value != []:  # the writer has added the one, and refuses the other
+        writer.add_key_value(key, value, kinds.UINT32 if type(value) is int else kinds.get_type(value))
