@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.cli.starting import dtype_option
 from polyarr.text import NumberTokenizer, load_tokenizer
 from polyarr.training.pretrained import import_model
 
@@ -18,18 +19,20 @@ from polyarr.training.pretrained import import_model
 @click.option(
     "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Merge low-rank adapters that PEFT saved."
 )
+@dtype_option
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
-    path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, overwrite: bool
+    path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, dtype: str | None,
+    overwrite: bool,
 ) -> None:
-    """Import a language model from a Hugging Face folder or a safetensors file.
+    """Import a language model from a Hugging Face folder, a safetensors file or a GGUF file.
 
-    It may be a GPT-2, Llama, Mistral, Qwen, Gemma or OLMo 2, or the tutorial's GPT. A file needs its config.json beside
-    it. Nothing is ever unpickled.
+    It may be a GPT-2, Llama, Mistral, Qwen, Gemma or OLMo 2, or the tutorial's GPT. A safetensors file needs its
+    config.json beside it; the weights of a GGUF file are dequantized. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
-    how = {"context_length": context, "tokenizer": given, "adapters": adapters, "overwrite": overwrite}
-    model, found, *_ = import_model(path, out, **how)
+    how = {"context_length": context, "tokenizer": given, "adapters": adapters}
+    model, found, *_ = import_model(path, out, **how, dtype=dtype, overwrite=overwrite)
     config = model.config
     click.echo(
         f"{type(model).__name__}: {model.num_parameters():,} {model.tok_emb.weight.dtype} parameters, "

@@ -9,6 +9,7 @@ import click
 
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG, no_such
+from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import Tokenizer
 from polyarr.training import Recipe, load_checkpoint
 from polyarr.training.pretrained import TUNED, base_of, fine_tuning, load_model
@@ -29,8 +30,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (
     click.option(
         "--from", "source", type=click.Path(path_type=Path),
-        help="Begin with the weights and the tokenizer of a run, a Hugging Face folder or a safetensors file, which is "
-        "not changed.",
+        help="Begin with the weights and the tokenizer of a run, a Hugging Face folder, a safetensors file or a GGUF "
+        "file, which is not changed.",
     ),
     click.option(
         "--lora", "rank", metavar="RANK", type=click.IntRange(min=1),
@@ -71,10 +72,10 @@ def start(source: Path, changes: dict[str, Any]) -> RunStart:
 
 
 def loaded(path: Path, checkpoint: str, dtype: str | None) -> tuple[LanguageModel, Tokenizer]:
-    """Return the model and the tokenizer of a run, or of a folder with a config.json; None is the dtype of its file."""
+    """Return the model and the tokenizer of a run, a folder with a config.json or a GGUF file, in its dtype if None."""
     if not path.exists():
         raise no_such(path)
-    if os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
+    if is_gguf(path) or os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
         return load_model(path, checkpoint, dtype=dtype)
     model, tokenizer, *_ = load_checkpoint(path, checkpoint, dtype=dtype)
     return model, tokenizer

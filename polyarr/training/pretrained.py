@@ -15,9 +15,11 @@ from polyarr.core.current import use_backend
 from polyarr.models.adapters import load_adapters, save_adapters
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import settings_of
+from polyarr.models.gguf import save_gguf
 from polyarr.models.pretrained import load_pretrained, save_pretrained
 from polyarr.nn import merge_lora
 from polyarr.saving.atomic import alone_in, write_whole
+from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from polyarr.text.special import special_tokens_of
 from polyarr.text.tokenizer import has_tokenizer
@@ -40,7 +42,7 @@ FINE_TUNING: Mapping[str, Any] = MappingProxyType(
     }
 )
 LORA_RATE = 2e-4  # learning rate of adapters, which tolerate larger steps
-ADAPTERS = "peft"  # format of an export: adapters alone
+ADAPTERS, GGUF = "peft", "gguf"  # formats of an export: adapters alone, and a file for llama.cpp
 PRESET, TUNED = "pretrained", "fine-tuning"
 NO_TEXT = hashlib.sha256().hexdigest()  # digest of a corpus without texts
 _TOKENIZER, _ITS_SETTINGS, _GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
@@ -54,9 +56,10 @@ def import_model(
     context_length: int | None = None,
     tokenizer: Tokenizer | None = None,
     adapters: str | os.PathLike | None = None,
+    dtype: Any = None,
     overwrite: bool = False,
 ) -> Checkpoint:
-    """Save a pretrained model into a folder as a run without steps, in the dtype of its file; computed on the host.
+    """Save a pretrained model into a folder as a run without steps; computed on the host.
 
     Args:
         path: Folder or file that `load_pretrained` reads.
@@ -64,6 +67,7 @@ def import_model(
         context_length: New, shorter context of the model; a RuntimeWarning says what is lost. None: the model's own.
         tokenizer: The tokenizer; None: the one beside the model, or, without one, texts are the numbers of tokens.
         adapters: Folder of adapters that `load_adapters` reads, to be merged into the weights; None: none.
+        dtype: Dtype of the parameters; None: that of the file, as in `load_pretrained`.
         overwrite: Whether to replace a run in the folder.
 
     Returns:
@@ -79,7 +83,7 @@ def import_model(
     if not overwrite and any((folder / name).exists() for name in RUN_FILES):
         raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
     with use_backend("numpy"):  # arrays are only copied, so they need no device
-        model = load_pretrained(path)
+        model = load_pretrained(path, dtype=dtype)
         if adapters is not None:
             model = merge_lora(load_adapters(adapters, model))
         if context_length is not None:
@@ -144,11 +148,13 @@ def base_of(path: str | os.PathLike[str], name: str = "best") -> str:
 
 
 def _folder_of(path: Path) -> str:
-    return str((path if path.is_dir() else path.parent).resolve())
+    return str((path if path.is_dir() or is_gguf(path) else path.parent).resolve())
 
 
 def _tokenizer_of(path: Path, vocab_size: int, given: Tokenizer | None = None) -> Tokenizer:
     """Return the given tokenizer, or the one beside a model, with the end tokens that the model's own settings name."""
+    if is_gguf(path):
+        return given or _gguf_tokenizer(path, vocab_size)
     folder = path if path.is_dir() else path.parent
     try:
         return (given or load_tokenizer(folder)).with_special(special_tokens_of(folder))
@@ -160,6 +166,14 @@ def _tokenizer_of(path: Path, vocab_size: int, given: Tokenizer | None = None) -
         return NumberTokenizer(vocab_size, special_tokens_of(folder))
 
 
+def _gguf_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer in a GGUF file, or the numbers of tokens if it has none."""
+    try:
+        return load_tokenizer(path)
+    except FileNotFoundError:
+        return NumberTokenizer(vocab_size)
+
+
 def export_model(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str],
@@ -168,17 +182,19 @@ def export_model(
     format: str = "huggingface",
     dtype: Any = None,
     base: str | None = None,
+    gguf_type: str | None = None,
 ) -> Checkpoint:
     """Write the model of a run's checkpoint and its tokenizer for other programs.
 
     Args:
         folder: Folder of the run.
-        path: Folder for the model, which must not hold one.
+        path: Folder for the model, which must not hold one; for "gguf", the file, which must not exist.
         name: Name of the checkpoint.
-        format: "huggingface" or "tutorial" as in `save_pretrained`, with adapters merged; "peft" for adapters alone, as
-            in `save_adapters`.
+        format: "huggingface" or "tutorial" as in `save_pretrained`, or "gguf" as in `save_gguf`, with adapters merged;
+            "peft" for adapters alone, as in `save_adapters`.
         dtype: Dtype of the written weights; None: that of the run, and float32 for "peft".
         base: For "peft", path or hub name of the base model; None: the one that the run states.
+        gguf_type: For "gguf", type of the written matrices; None: that of the run.
 
     Returns:
         The checkpoint; its adapters are merged if they are in the file.
@@ -194,6 +210,9 @@ def export_model(
             save_adapters(path, saved.model, dtype=dtype or "float32", base=base or saved.info.get("base"))
             return saved
         saved = saved._replace(model=merge_lora(saved.model))
+        if format == GGUF:
+            save_gguf(path, saved.model, type=gguf_type, tokenizer=saved.tokenizer)
+            return saved
         special = special_tokens(saved.tokenizer)
         save_pretrained(path, saved.model, format=format, dtype=dtype, special_tokens=special)
     _write_tokenizer(Path(path), saved.tokenizer, special)

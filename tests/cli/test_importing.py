@@ -66,7 +66,7 @@ def dtypes(model):
     ("files", "told"),
     [
         ((), r": no config\.json is here$"),
-        (("model.Q4_K_M.gguf",), r"no config\.json is here; model\.Q4_K_M\.gguf is quantized weights in llama"),
+        (("model.Q4_K_M.gguf",), r"no config\.json is here; model\.Q4_K_M\.gguf is a model in llama\.cpp's"),
         (("adapter_config.json", "adapter_model.safetensors"), r"; adapter_config\.json is of adapters: take"),
         (("pytorch_model.bin",), r"; pytorch_model\.bin is pickled"),
     ],
@@ -299,7 +299,8 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     save_pretrained("SmolLM2-135M", LlamaModel({**LLAMA, "context_length": 64, "qkv_bias": False}))
     (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
-    blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    page = re.sub(r"^## GGUF files\n.*?(?=^## )", "", PAGE.read_text(), flags=re.M | re.S)  # see test_gguf.py
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", page, re.M | re.S)
     assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", "sh", "python", "python"]
     for line in (line for kind, block in blocks if kind == "sh" for line in block.replace("\\\n", " ").splitlines()):
         name, *args = shlex.split(line)

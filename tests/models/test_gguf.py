@@ -1,0 +1,307 @@
+"""GGUF files: models and tokenizers are read back, as the library gguf has them, and damage is one line."""
+
+import random
+import re
+import shlex
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.cli import main
+from polyarr.core import current
+from polyarr.models import GPTModel, LlamaModel, PretrainedError, load_pretrained, save_gguf, save_pretrained
+from polyarr.saving.gguf_file import GGUFFile
+from polyarr.text import CharTokenizer, NumberTokenizer, byte_tokenizer, load_tokenizer
+from polyarr.training.pretrained import load_model
+from tests.helpers import family_tokenizers
+from tests.helpers.root import ROOT
+
+gguf = pytest.importorskip("gguf")
+
+PAGE = ROOT / "docs" / "run-gpt2-or-a-llama.md"
+SIZES = {"vocab_size": 13, "context_length": 8, "emb_dim": 32, "n_heads": 4, "n_layers": 2}
+LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 64, "head_size": 8}
+GEMMA = {"activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 32**0.5, "tie_embeddings": True}
+MODELS = {
+    "gpt2": lambda: GPTModel({**SIZES, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True}),
+    "llama": lambda: LlamaModel({**LLAMA, "rope_theta": 5e5, "rope_scaling": [8.0, 1.0, 4.0, 8192]}),
+    "llama, biases": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
+    "llama, linear": lambda: LlamaModel({**LLAMA, "rope_scaling": [4.0, 1.0, 4.0, 8192, "linear"]}),
+    "qwen2": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "tie_embeddings": True, "norm_eps": 1e-6}),
+    "qwen2, yarn": lambda: LlamaModel(
+        {**LLAMA, "qkv_bias": True, "rope_scaling": [4.0, 1.0, 32.0, 32, "yarn", float(0.1 * np.log(4) + 1)]}
+    ),
+    "qwen3": lambda: LlamaModel({**LLAMA, "qk_norm": "head", "head_size": 16}),
+    "olmo2": lambda: LlamaModel({**LLAMA, "qk_norm": "all", "norm_place": "after"}),
+    "gemma": lambda: LlamaModel({**LLAMA, **GEMMA}),
+    "gemma2": lambda: LlamaModel(
+        {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 0], "attention_softcap": 5.0, "logit_softcap": 3.0}
+    ),
+    "gemma3": lambda: LlamaModel(
+        {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 4], "qk_norm": "head", "local_rope_theta": 9.0}
+    ),
+}
+TEXTS = ["the quick  brown fox;\n\n 1234's \tEnd. ", "naïve café 東京 🦊", " lead", "a<|im_end|>b", "it's IT'S we'LL"]
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy(on_numpy, monkeypatch):
+    monkeypatch.setattr(current, "_default", current._default)  # which commands set
+    pa.random.seed(0)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A complete file with a tokenizer, to be damaged."""
+    family_tokenizers.write(tmp_path / "words", "llama 2")
+    tokenizer = load_tokenizer(tmp_path / "words")
+    model = LlamaModel({**LLAMA, "vocab_size": tokenizer.vocab_size + 3})
+    save_gguf(tmp_path / "model.gguf", model, type="Q8_0", tokenizer=tokenizer)
+    return tmp_path / "model.gguf"
+
+
+def scattered(model):
+    """Return a model whose norms and biases are not all ones and zeros."""
+    draw = np.random.default_rng(0)
+    return pa.tree.map(lambda p: p + pa.asarray(draw.normal(size=p.shape).astype("float32") * 0.1), model)
+
+
+def differences(model, other):
+    left, right = model.named_parameters(), other.named_parameters()
+    assert left.keys() == right.keys()
+    return {name: np.abs(left[name].numpy() - right[name].numpy().astype("float32")).max() for name in left}
+
+
+def written(path, arch, tensors, **metadata):
+    """Write a file with the library alone."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in metadata.items():
+        writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
+    for name, a in tensors.items():
+        writer.add_tensor(name, a)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def refusal(path, load=load_pretrained):
+    with pytest.raises(ValueError) as caught:
+        load(path)
+    text = str(caught.value)
+    assert str(path) in text and "\n" not in text and len(text) < 700
+    return text
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_written_is_read_back(name, tmp_path):
+    model = scattered(MODELS[name]())
+    save_gguf(tmp_path / "a.gguf", model)
+    found = load_pretrained(tmp_path / "a.gguf")
+    assert found.config == model.config and not found.training
+    assert max(differences(found, model).values()) < 1e-6  # norms of Gemma are rounded when 1 is added
+    tokens = pa.asarray(np.arange(8)[None] % 13)
+    np.testing.assert_allclose(found(tokens).numpy(), model.eval()(tokens).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("type", "bound"), [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.1)])
+def test_tensors_are_those_of_the_library(type, bound, tmp_path):
+    model = scattered(MODELS["qwen2"]())
+    save_gguf(tmp_path / "a.gguf", model, type=type)
+    file, reader = GGUFFile(tmp_path / "a.gguf"), gguf.GGUFReader(tmp_path / "a.gguf")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert kinds["blk.0.ffn_up.weight"] == type and kinds["output_norm.weight"] == kinds["blk.0.attn_q.bias"] == "F32"
+    for tensor in reader.tensors:
+        due = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(file.array(tensor.name, np.dtype("float32")), due)
+    found = load_pretrained(tmp_path / "a.gguf", dtype="float32")
+    assert 0 < max(differences(found, model).values()) < bound
+    narrow = load_pretrained(tmp_path / "a.gguf")
+    assert {leaf.dtype.name for leaf in narrow.named_parameters().values()} == {"bfloat16"}
+
+
+def test_rows_of_other_lengths_than_blocks_are_float16(tmp_path):
+    save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, "hidden_dim": 12}), type="Q8_0")
+    kinds = {name: entry.kind.name for name, entry in GGUFFile(tmp_path / "a.gguf").entries.items()}
+    assert kinds["blk.1.ffn_down.weight"] == "F16" and kinds["blk.1.ffn_up.weight"] == "Q8_0"
+
+
+def test_rows_of_queries_and_norms_are_as_llama_cpp_has_them(tmp_path):
+    for name, model in (("llama", MODELS["llama"]()), ("gemma", MODELS["gemma"]())):
+        model = scattered(model)
+        save_gguf(tmp_path / f"{name}.gguf", model)
+        stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors}
+        own = model.named_parameters()
+        queries = own["blocks.1.att.qkv.weight"].numpy()[:32]  # 4 heads of 8
+        order = [head * 8 + half * 4 + pair for head in range(4) for pair in range(4) for half in range(2)]
+        np.testing.assert_array_equal(stored["blk.1.attn_q.weight"], queries[order] if name == "llama" else queries)
+        offset = model.config.norm_offset
+        np.testing.assert_allclose(stored["output_norm.weight"], own["final_norm.weight"].numpy() + offset, atol=1e-6)
+
+
+def test_llama_3_has_its_scaling_as_a_tensor(tmp_path):
+    save_gguf(tmp_path / "a.gguf", MODELS["llama"]())
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    (found,) = (tensor.data for tensor in reader.tensors if tensor.name == "rope_freqs.weight")
+    # Pair i rotates 8192 / 2 pi * theta^(-i / 4) times. More than 4 times is fast, fewer than 1 slow.
+    share = (8192 / (2 * np.pi) * 5e5**-0.5 - 1) / (4 - 1)
+    np.testing.assert_allclose(found, [1, 1, 1 / (share + (1 - share) / 8), 8], rtol=1e-6)
+    entries = {t.name: t.data for t in reader.tensors} | {"rope_freqs.weight": np.float32([1, 2, 3, 8])}
+    keys = {k.replace(".", "__"): f.contents() for k, f in reader.fields.items() if k.startswith("llama.")}
+    assert "rope_freqs.weight is not the scaling of Llama 3.1" in refusal(
+        written(tmp_path / "b.gguf", "llama", entries, **keys)
+    )
+
+
+def test_models_that_llama_cpp_lacks_are_refused(tmp_path):
+    for changes, told in (
+        ({"windows": [4]}, "a model of the type 'mistral'; GGUF files have gpt2, llama"),
+        ({"qk_norm": "head", "windows": [0, 4]}, "'qwen3' do not have all settings"),
+        ({"rope_scaling": [4.0, 1.0, 32.0, 32, "yarn", 1.5]}, "'llama' do not have all settings"),
+        ({"rope_scaling": [4.0, 1.0, 5.0, 64]}, "not the scaling of Llama 3.1"),
+    ):
+        with pytest.raises(ValueError, match=f"^save_gguf: .*{told}"):
+            save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, **changes}))
+    assert not (tmp_path / "a.gguf").exists()
+    with pytest.raises(ValueError, match=r"type is 'Q2_K'; it must be one of F32, F16, BF16, Q8_0, Q4_0"):
+        save_gguf(tmp_path / "a.gguf", LlamaModel(LLAMA), type="Q2_K")
+    (tmp_path / "a.gguf").touch()
+    with pytest.raises(FileExistsError, match="it exists"):
+        save_gguf(tmp_path / "a.gguf", LlamaModel(LLAMA))
+
+
+def test_loading_takes_little_more_memory_than_the_model(tmp_path):
+    sizes = {"vocab_size": 2000, "emb_dim": 256, "hidden_dim": 1024, "n_layers": 4, "head_size": 64}
+    model = LlamaModel({**LLAMA, **sizes})
+    save_gguf(tmp_path / "a.gguf", model, type="Q8_0")
+    tracemalloc.start()
+    found = load_pretrained(tmp_path / "a.gguf")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    largest = max(leaf.size for leaf in found.named_parameters().values())
+    assert peak < 1.1 * 2 * model.num_parameters() + 4 * largest + 2**23
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", family_tokenizers.FAMILIES)
+def test_tokenizers_are_read_back(family, tmp_path):
+    family_tokenizers.write(tmp_path, family)
+    due = load_tokenizer(tmp_path)
+    save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, "vocab_size": due.vocab_size + 3}), tokenizer=due)
+    model, found = load_model(tmp_path / "a.gguf")
+    assert model.config.vocab_size == due.vocab_size + 3 and found.vocab_size == due.vocab_size
+    assert (found.begin, found.ends, found.chat, found.control) == (due.begin, due.ends, due.chat, due.control)
+    for text in TEXTS:
+        tokens = due.encode(text)
+        np.testing.assert_array_equal(found.encode(text), tokens)
+        assert found.decode(tokens) == due.decode(tokens)
+    metadata = GGUFFile(tmp_path / "a.gguf").metadata
+    assert len(metadata["tokenizer.ggml.tokens"]) == due.vocab_size + 3  # as many as llama.cpp requires
+
+
+def test_files_without_a_tokenizer_have_numbers(tmp_path):
+    save_gguf(tmp_path / "a.gguf", LlamaModel(LLAMA), tokenizer=CharTokenizer("abc"))
+    assert isinstance(load_model(tmp_path / "a.gguf")[1], NumberTokenizer)
+    with pytest.raises(FileNotFoundError, match=r"a\.gguf: it has no tokenizer"):
+        load_tokenizer(tmp_path / "a.gguf")
+
+
+def test_unknown_tokenizers_are_refused(tmp_path):
+    words = {"tokenizer__ggml__tokens": ["a", "b"], "tokenizer__ggml__merges": ["a b"]}
+    for number, (metadata, told) in enumerate(
+        (
+            ({"tokenizer__ggml__model": "rwkv"}, r"its tokenizer is 'rwkv'; polyarr reads 'gpt2' or 'llama'"),
+            ({"tokenizer__ggml__model": "gpt2"}, r"its pre-tokenizer is None; .*import it with another --tokenizer"),
+            ({"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": "other"}, r"its pre-tokenizer is 'other'"),
+            ({"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": "qwen2"}, r"its tokenizer is damaged: "),
+            ({"tokenizer__ggml__model": "llama"}, r"scores is not a list"),
+        )
+    ):
+        path = written(tmp_path / f"{number}.gguf", "llama", {}, **words, **metadata)
+        assert re.search(told, refusal(path, load_tokenizer))
+
+
+# ---- damaged files -----------------------------------------------------------------------------------------------
+
+
+def test_damaged_headers_are_refused(file):
+    data = file.read_bytes()
+    for at, part, told in (
+        (0, b"GGML", "it begins with b'GGML'"),
+        (4, struct.pack("<I", 1), "a GGUF file is b'GGUF' of version 2 or 3"),
+        (8, struct.pack("<Q", 2**60), "tensors; at most 50,000 are read"),
+        (16, struct.pack("<Q", 2**63), "settings; at most 50,000 are read"),
+        (24, struct.pack("<Q", 2**40), "its header would have 1,099,511,627,776 more bytes"),
+    ):
+        file.write_bytes(data[:at] + part + data[at + len(part) :])
+        assert told in refusal(file)
+    file.write_bytes(data[:-64])
+    assert "it is incomplete" in refusal(file)
+    file.write_bytes(b"")
+    assert "its header would have 4 more bytes" in refusal(file)
+
+
+def test_other_models_are_refused(tmp_path):
+    sizes = {"llama__embedding_length": 8, "llama__attention__head_count": 2}
+    for number, (arch, tensors, metadata, told) in enumerate(
+        (
+            ("mamba", {}, {}, "its architecture is 'mamba'; polyarr reads 'gpt2', 'llama'"),
+            ("llama", {}, {"split__count": 2}, "one of 2 files of a model; join them"),
+            ("llama", {}, {}, "it lacks llama.context_length"),
+            ("llama", {"token_embd.weight": np.zeros((3, 8), "int8")}, {}, "token_embd.weight is of I8, which is not"),
+            ("llama", {"token_embd.weight": np.zeros((3, 8), "f")}, sizes, "it lacks llama.context_length, llama.bl"),
+            ("llama", {}, {"general__alignment": 3}, "its general.alignment is 3; it must be a power of 2"),
+        )
+    ):
+        assert told in refusal(written(tmp_path / f"{number}.gguf", arch, tensors, **metadata))
+
+
+def test_files_with_any_damage_are_read_or_refused_in_one_line(file):
+    data, refused = file.read_bytes(), 0
+    for seed in range(100):
+        draw, changed = random.Random(seed), bytearray(data)
+        if seed % 2:
+            at = draw.randrange(len(data) // 2)
+            changed[at : at + 8] = draw.choice([bytes(8), b"\xff" * 8, draw.randbytes(8), b""])
+        else:
+            del changed[draw.randrange(len(data)) :]
+        file.write_bytes(changed)
+        for load, kind in ((load_pretrained, PretrainedError), (load_tokenizer, (ValueError, FileNotFoundError))):
+            try:
+                load(file)
+            except kind as error:
+                assert "\n" not in str(error) and len(str(error)) < 700
+                refused += 1
+    assert refused > 50
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POLYARR_BACKEND", "numpy")
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog;\n" * 20)
+    save_pretrained("folder", LlamaModel({**LLAMA, "vocab_size": 260, "context_length": 64}))
+    (tmp_path / "folder" / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    main(["import", "folder", "--out", "runs/smol"], standalone_mode=False)
+    section = PAGE.read_text().partition("\n## GGUF files\n")[2].partition("\n## ")[0]
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S) for line in block.splitlines()]
+    assert len(lines) >= 4
+    for line in lines:
+        name, *args = shlex.split(line)
+        assert name == "polyarr"
+        main(args, standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "parameters, for gguf" in said and "\nthe quick" in said and "bfloat16 parameters" in said
+    with pytest.raises(Exception, match="--gguf-type is of GGUF files"):
+        main(["export", "runs/smol", "--out", "x", "--gguf-type", "F16"], standalone_mode=False)
