@@ -90,8 +90,7 @@ def _planned(library: Any, model: LanguageModel, settings: dict[str, Any], type:
     name = name_of(settings["model_type"])
     found = model_of(name, model.config)
     given = {key: Source(Spec(a.shape, a.dtype), partial(np.asarray, a)) for key, a in tensors_of(settings).items()}
-    for own in model.named_parameters():
-        given |= sources(model, found.format, own, float32)
+    given |= sources(model, found.format, float32)
     kinds = {key: _kind(library, source.spec.shape, type) for key, source in given.items()}
     entries = {key: GGUFEntry(kinds[key], source.spec.shape, 0) for key, source in given.items()}
     metadata = {**metadata_of(name, settings), "general.file_type": TYPES[type], "general.quantization_version": 2}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -191,8 +192,9 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     wanted = {}
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
+        _, shares = form.share(own)
         for name, rows in zip(names, rows_of_parts(model, leaf.shape[0], len(names)), strict=True):
-            shape = [rows, *leaf.shape[1:]]
+            shape = [rows * shares, *leaf.shape[1:]]
             wanted[name] = shape[::-1] if transposed else shape
     return wanted
 
@@ -220,11 +222,12 @@ def largest_first(model: LanguageModel, read: Callable[[str, np.dtype], np.ndarr
 
 
 def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarray:
-    """Return the array that polyarr calls `own`, joined from the other program's arrays."""
+    """Return the array that polyarr calls `own`, joined from the other program's arrays or a part of one."""
     names, transposed = form.parts(own)
     parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return joined.T if transposed else joined
+    index, shares = form.share(own)
+    return np.split(joined.T if transposed else joined, shares)[index]
 
 
 def listed(names: list[str]) -> str:
@@ -279,43 +282,55 @@ def save_pretrained(
 
 
 def _write_weights(folder: Path, model: LanguageModel, form: Format, dtype: np.dtype, limit: int) -> None:
-    shards = _shards(model, dtype, limit)
+    found = sources(model, form, dtype)
+    shards = _shards(found, limit)
     where: dict[str, str] = {}
-    for number, owns in enumerate(shards, 1):
+    for number, names in enumerate(shards, 1):
         name = WHOLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        arrays = {theirs: source for own in owns for theirs, source in sources(model, form, own, dtype)}
-        write_arrays(folder / name, arrays, {"format": "pt"})
-        where |= dict.fromkeys(arrays, name)
+        write_arrays(folder / name, {theirs: found[theirs] for theirs in names}, {"format": "pt"})
+        where |= dict.fromkeys(names, name)
     if len(shards) > 1:
-        total = sum(leaf.size for leaf in model.named_parameters().values()) * dtype.itemsize
-        index = {"metadata": {"total_size": total}, "weight_map": where}
+        index = {"metadata": {"total_size": sum(map(_bytes, found.values()))}, "weight_map": where}
         write_whole(folder / INDEX, json.dumps(index, indent=2).encode())
 
 
-def _shards(model: LanguageModel, dtype: np.dtype, limit: int) -> list[list[str]]:
-    """Group polyarr's names into files of at most `limit` bytes; a larger array gets a file of its own."""
+def _shards(sources: Mapping[str, Source], limit: int) -> list[list[str]]:
+    """Group names of arrays into files of at most `limit` bytes; a larger array gets a file of its own."""
     shards: list[list[str]] = []
     room = 0
-    for own, leaf in model.named_parameters().items():
-        size = leaf.size * dtype.itemsize
+    for name, source in sources.items():
+        size = _bytes(source)
         if not shards or size > room:
             shards.append([])
             room = limit
-        shards[-1].append(own)
+        shards[-1].append(name)
         room -= size
     return shards
 
 
-def sources(model: LanguageModel, form: Format, own: str, dtype: np.dtype) -> Iterator[tuple[str, Source]]:
-    """Yield the other program's arrays, by name, that polyarr's array `own` is made of."""
-    leaf, (names, transposed) = model.named_parameters()[own], form.parts(own)
-    ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names)))
-    for name, start, end in zip(names, [0, *ends], ends, strict=False):
-        shape = (int(end - start), *leaf.shape[1:])
-        read = partial(_part, leaf, slice(start, end), transposed)
-        yield name, Source(Spec(shape[::-1] if transposed else shape, dtype), read)
+def _bytes(source: Source) -> int:
+    return math.prod(source.spec.shape) * source.spec.dtype.itemsize
 
 
-def _part(leaf: Array, rows: slice, transposed: bool) -> np.ndarray:
-    part = view_of(leaf)[rows]
-    return part.T if transposed else part
+def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, Source]:
+    """Return the other program's arrays by name, each of which is read from the model when it is written."""
+    pieces: dict[str, list[tuple[Array, slice]]] = {}  # gate comes before up, as in files that have both in one array
+    transposed: dict[str, bool] = {}
+    for own, leaf in model.named_parameters().items():
+        names, is_transposed = form.parts(own)
+        ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names))).tolist()
+        for name, start, end in zip(names, [0, *ends], ends, strict=False):
+            pieces.setdefault(name, []).append((leaf, slice(start, end)))
+            transposed[name] = is_transposed
+    return {name: _source(parts, transposed[name], dtype) for name, parts in pieces.items()}
+
+
+def _source(pieces: list[tuple[Array, slice]], transposed: bool, dtype: np.dtype) -> Source:
+    shape = (sum(rows.stop - rows.start for _, rows in pieces), *pieces[0][0].shape[1:])
+    return Source(Spec(shape[::-1] if transposed else shape, dtype), partial(_joined, pieces, transposed))
+
+
+def _joined(pieces: list[tuple[Array, slice]], transposed: bool) -> np.ndarray:
+    parts = [view_of(leaf)[rows] for leaf, rows in pieces]
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return joined.T if transposed else joined

@@ -6,18 +6,21 @@ from typing import Any, NamedTuple
 
 from polyarr.models.decoder import Config, LanguageModel
 
-
 class Layer(NamedTuple):
-    """Name of one of polyarr's layers in another program: one name, or several whose rows polyarr concatenates.
+    """Name of one of polyarr's layers in another program.
+
+    Usually one layer is one layer. Or polyarr concatenates the rows of several, or the other program does.
 
     Attributes:
         names: Names of the other program's layers, with a star for the number of the block.
+        share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's.
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
         weight: Name of the weight.
         bias: Name of the bias.
     """
 
     names: tuple[str, ...]
+    share: tuple[int, int] = (0, 1)
     transposed: bool = False
     weight: str = "weight"
     bias: str = "bias"
@@ -56,10 +59,19 @@ class Format(NamedTuple):
 
     def parts(self, name: str) -> tuple[tuple[str, ...], bool]:
         """Return the names of the arrays that make up one of polyarr's, and whether these are transposed."""
+        found, own, number = self._layer(name)
+        return found.arrays(own, number), found.transposed and own == "weight"
+
+    def share(self, name: str) -> tuple[int, int]:
+        """Return (i, n): one of polyarr's arrays is part i of n equal parts of the rows of the other program's."""
+        return self._layer(name)[0].share
+
+    def _layer(self, name: str) -> tuple[Layer, str, str]:
+        """Return the layer of one of polyarr's arrays, its name there, and the number of the block."""
         path, _, own = name.rpartition(".")
         number = re.search(r"\.(\d+)\.", path)
         found = self.layers[path.replace(number[0], ".*.", 1) if number else path]
-        return found.arrays(own, number[1] if number else ""), found.transposed and own == "weight"
+        return found, own, number[1] if number else ""
 
     def ignores(self, name: str) -> bool:
         """Return whether an array of this name is not a weight."""
