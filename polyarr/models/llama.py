@@ -1,4 +1,4 @@
-"""Llama and its relatives (Mistral, Qwen, Gemma, OLMo 2): rotary positions, RMS norms, gated feed-forward layers."""
+"""Llama and its relatives (Qwen, Gemma, Phi and others): rotary positions, RMS norms, gated feed-forward layers."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -66,7 +66,8 @@ LLAMA_3_2_1B = {
 PRESETS = {"smollm2-135m": SMOLLM2_135M, "qwen2-0.5b": QWEN2_0_5B, "llama-3.2-1b": LLAMA_3_2_1B}
 NORM_PLACES = ("before", "after", "both")
 QK_NORMS = ("none", "head", "all")
-SCALINGS = ("llama3", "yarn", "linear")
+SCALINGS = ("llama3", "yarn", "linear", "longrope")
+_PAIR_FACTORS = ("short_factors", "long_factors")
 _MAX_NUMBER = 1e12  # largest base or factor: the angles computed from it still fit float32
 
 
@@ -101,6 +102,11 @@ class LlamaConfig(Config):
         attention_scale: Factor of the attention scores; None for 1 / sqrt(head_size).
         attention_softcap: Limit c of the attention scores, which become c tanh(score / c); None for no limit.
         logit_softcap: Limit of the logits, likewise.
+        logit_divisor: Number that the logits are divided by.
+        residual_scale: Factor of what attention and feed-forward layer add to the residual connection.
+        rotary_size: Number of elements of each head that have rotary embeddings, an even number; None for all.
+        rotary_blocks: Whether each block has rotary embeddings, 1 or 0. A shorter list is repeated; an empty one stands
+            for ones.
 
     Raises:
         ValueError: A field is of another type or out of range, or a size does not divide as it must.
@@ -132,6 +138,10 @@ class LlamaConfig(Config):
     attention_scale: float | None = None
     attention_softcap: float | None = None
     logit_softcap: float | None = None
+    logit_divisor: float = 1.0
+    residual_scale: float = 1.0
+    rotary_size: int | None = None
+    rotary_blocks: tuple[int, ...] = ()
 
     _max_sizes: ClassVar[dict[str, int]] = Config._max_sizes | dict.fromkeys(
         ("n_kv_heads", "hidden_dim", "head_size"), MAX_SIZE
@@ -149,16 +159,26 @@ class LlamaConfig(Config):
         activations = [name for name in ACTIVATIONS if name]
         for name, known in {"activation": activations, "norm_place": NORM_PLACES, "qk_norm": QK_NORMS}.items():
             self._check_known(name, getattr(self, name), known)
-        for name in ("embedding_scale", "attention_scale", "attention_softcap", "logit_softcap"):
-            if (value := getattr(self, name)) is not None:
+        optional = ("attention_scale", "attention_softcap", "logit_softcap")
+        for name in ("embedding_scale", "residual_scale", "logit_divisor", *optional):
+            if (value := getattr(self, name)) is not None or name not in optional:
                 self._check_number(name, value, 1e-6, _MAX_NUMBER)
         if self.local_rope_theta is not None:
             self._check_number("local_rope_theta", self.local_rope_theta, 1, _MAX_NUMBER)
-        if self.rope_scaling is not None:
-            object.__setattr__(self, "rope_scaling", self._checked_scaling(self.rope_scaling))
-        object.__setattr__(self, "windows", self._checked_windows(self.windows))
-        if self.attention_scale == self.head_size**-0.5:
-            object.__setattr__(self, "attention_scale", None)
+        size = self.rotary_size
+        if size is not None and (type(size) is not int or size % 2 or not 2 <= size <= self.head_size):
+            self._refuse(f"rotary_size is {shown(size)}; it must be an even int from 2 to head_size, {self.head_size}")
+        windows = self._by_block("windows", self.windows, MAX_SIZE)
+        rotary_blocks = self._by_block("rotary_blocks", self.rotary_blocks, 1)
+        canonical = {
+            "rope_scaling": None if self.rope_scaling is None else self._checked_scaling(self.rope_scaling),
+            "windows": windows if any(windows) else (),
+            "rotary_blocks": () if all(rotary_blocks) else rotary_blocks,
+            "attention_scale": None if self.attention_scale == self.head_size**-0.5 else self.attention_scale,
+            "rotary_size": None if size == self.head_size else size,
+        }
+        for name, value in canonical.items():
+            object.__setattr__(self, name, value)
 
     def _check_known(self, name: str, value: Any, known: Iterable[str]) -> None:
         if not isinstance(value, str) or value not in known:
@@ -171,19 +191,29 @@ class LlamaConfig(Config):
         found = RotaryScaling(*values)
         self._check_known("rope_scaling's kind", found.kind, SCALINGS)
         for name, value in found._asdict().items():
-            if name != "kind":
+            if name not in ("kind", *_PAIR_FACTORS):
                 self._check_number(f"rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
         if not found.low_freq_factor < found.high_freq_factor:
             self._refuse("rope_scaling's low_freq_factor is not below its high_freq_factor; it must be")
-        return found
+        return found._replace(**{name: self._checked_factors(found, name) for name in _PAIR_FACTORS})
 
-    def _checked_windows(self, given: Any) -> tuple[int, ...]:
-        """Return a window for each block, or () if there are none."""
-        if not isinstance(given, (list, tuple)) or not all(type(w) is int and 0 <= w <= MAX_SIZE for w in given):
-            self._refuse(f"windows is {shown(given)}; it must be a list of ints from 0 to {MAX_SIZE}")
+    def _checked_factors(self, scaling: RotaryScaling, name: str) -> tuple[float, ...]:
+        """Return the factors of each pair, which only "longrope" has."""
+        given, size = getattr(scaling, name), self.rotary_size or self.head_size
+        count = size // 2 if scaling.kind == "longrope" else 0
+        if not isinstance(given, (list, tuple)) or len(given) != count:
+            self._refuse(f"rope_scaling's {name} is {shown(given)}; it must be a list of {count} numbers")
+        for value in given:
+            self._check_number(f"a number of rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
+        return tuple(given)
+
+    def _by_block(self, name: str, given: Any, most: int) -> tuple[int, ...]:
+        """Return an int for each block, or () if there are none."""
+        if not isinstance(given, (list, tuple)) or not all(type(n) is int and 0 <= n <= most for n in given):
+            self._refuse(f"{name} is {shown(given)}; it must be a list of ints from 0 to {most}")
         if len(given) > self.n_layers:
-            self._refuse(f"windows has {len(given)} numbers; it must have at most n_layers of them, {self.n_layers}")
-        return tuple(given[i % len(given)] for i in range(self.n_layers)) if any(given) else ()
+            self._refuse(f"{name} has {len(given)} numbers; it must have at most n_layers of them, {self.n_layers}")
+        return tuple(given[i % len(given)] for i in range(self.n_layers)) if given else ()
 
     def norm(self, size: int) -> RMSNorm:
         """Return a new norm of vectors of length `size`."""
@@ -201,6 +231,7 @@ class LlamaBlock(Module):
         # GPT-2's initialization: the papers of these models do not state their own.
         init, out_init = normal(0.02), normal(0.02 / math.sqrt(2 * config.n_layers))
         is_before, is_after = config.norm_place != "after", config.norm_place != "before"
+        self.residual_scale = config.residual_scale
         self.norm1, self.norm2 = (config.norm(config.emb_dim) if is_before else None for _ in range(2))
         self.out_norm1, self.out_norm2 = (config.norm(config.emb_dim) if is_after else None for _ in range(2))
         self.att = MultiHeadAttention(
@@ -229,12 +260,15 @@ class LlamaBlock(Module):
 
     def __call__(
         self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | Array | None,
-        rotary_tables: RotaryTables,
+        rotary_tables: RotaryTables | None,
     ) -> Array:  # fmt: skip
         """Return the output (B, T, C) of the block for x (B, T, C)."""
         y = self.att(_normed(self.norm1, x), mask, cache, position, rotary_tables)  # (B, T, C)
-        x = x + _normed(self.out_norm1, y)
-        return x + _normed(self.out_norm2, self.ff(_normed(self.norm2, x)))  # (B, T, C)
+        x = x + self._scaled(_normed(self.out_norm1, y))
+        return x + self._scaled(_normed(self.out_norm2, self.ff(_normed(self.norm2, x))))  # (B, T, C)
+
+    def _scaled(self, y: Array) -> Array:
+        return y if self.residual_scale == 1 else y * self.residual_scale
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -293,8 +327,11 @@ class LlamaModel(LanguageModel):
         windows = config.windows or (0,) * config.n_layers
         masks = {w: self._attention_mask(tokens, caches, position, padding, w) for w in set(windows)}
         tables = {w: self._rotary_tables(x, position, padding, w > 0) for w in set(windows)}
-        others = [tables[w] for w in windows]
-        return self.final_norm(self.through_blocks(x, [masks[w] for w in windows], caches, position, others))
+        rotary_blocks = config.rotary_blocks or (1,) * config.n_layers
+        others = [tables[w] if is_rotary else None for w, is_rotary in zip(windows, rotary_blocks, strict=True)]
+        x = self.final_norm(self.through_blocks(x, [masks[w] for w in windows], caches, position, others))
+        # Divided here, the loss needs no logits of its own: the head is linear.
+        return x if config.logit_divisor == 1 else x / config.logit_divisor
 
     def _rotary_tables(
         self, x: Array, position: int | Array | None, padding: Array | None, is_local: bool
@@ -304,7 +341,8 @@ class LlamaModel(LanguageModel):
         if is_local and config.local_rope_theta is not None:
             theta, scaling = config.local_rope_theta, None
         start = 0 if position is None else position
-        return turns(x, config.head_size, x.shape[1], start, theta, scaling, padding)
+        size = config.rotary_size or config.head_size
+        return turns(x, size, x.shape[1], start, theta, scaling, padding, config.context_length)
 
     def head(self, x: Array) -> Array:
         """Return the logits (B, T, V) for features x (B, T, C)."""

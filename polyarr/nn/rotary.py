@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from polyarr import ops
+from polyarr import creation, ops
 from polyarr.core.array import Array
 from polyarr.core.spec import float32, float64, int32
 from polyarr.ops.validation import check_array, number, whole
@@ -15,16 +15,21 @@ class RotaryScaling(NamedTuple):
     "linear" divides the rate of every pair by factor. "llama3" (Llama 3.1 and later) and "yarn" keep pairs that rotate
     at least high_freq_factor times within original_length, and divide the rate of pairs that rotate at most
     low_freq_factor times. Those between are interpolated: "llama3" by their number of rotations, "yarn" by their index.
+    "longrope" divides the rate of each pair by a factor of its own: by short_factors if the context is at most
+    original_length, otherwise by long_factors.
 
     Attributes:
-        factor: Factor by which slow rotations become slower.
-        low_freq_factor: Number of rotations up to which a pair is slow; "linear" ignores it.
-        high_freq_factor: Number of rotations from which a pair stays as it is; "linear" ignores it.
+        factor: Factor by which slow rotations become slower; "longrope" ignores it.
+        low_freq_factor: Number of rotations up to which a pair is slow; for "llama3" and "yarn".
+        high_freq_factor: Number of rotations from which a pair stays as it is; for "llama3" and "yarn".
         original_length: Number of positions that the model was trained with at first; "linear" ignores it.
-        kind: "llama3", "yarn" or "linear".
+        kind: "llama3", "yarn", "linear" or "longrope".
         attention_factor: Factor of the rotated queries and keys.
+        short_factors: For "longrope", a factor for each pair.
+        long_factors: For "longrope", likewise.
 
-    Source: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071 (yarn)
+    Source: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071 (yarn);
+        Ding et al. 2024, arXiv:2402.13753 (longrope)
     """
 
     factor: float
@@ -33,6 +38,8 @@ class RotaryScaling(NamedTuple):
     original_length: int = 8192
     kind: str = "llama3"
     attention_factor: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 class RotaryTables(NamedTuple):
@@ -66,6 +73,7 @@ def turns(
     theta: float = 1e4,
     scaling: RotaryScaling | None = None,
     padding: Array | None = None,
+    context_length: int = 0,
 ) -> RotaryTables:
     """Return the rotary tables of `count` positions from a position on.
 
@@ -80,6 +88,7 @@ def turns(
         theta: Base of the rates, above 0.
         scaling: RotaryScaling, or None.
         padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
+        context_length: Largest number of positions of the model, which chooses the factors of "longrope".
 
     Returns:
         RotaryTables (cos, sin).
@@ -105,7 +114,7 @@ def turns(
     pairs = head_size // 2
     rate = ops.exp(ops.iota(0, -2 * math.log(theta) / head_size, like, size=pairs, dtype=dtype))  # (D / 2,)
     if scaling is not None:
-        rate = _scaled(rate, scaling, theta)
+        rate = _scaled(rate, scaling, theta, context_length)
     angle = ops.astype(positions_of(like, count, position, padding), dtype=dtype) * rate  # (T, D / 2)
     tables = RotaryTables(ops.cos(angle), ops.sin(angle))
     if scaling is None or scaling.attention_factor == 1:
@@ -113,10 +122,14 @@ def turns(
     return RotaryTables(*(table * scaling.attention_factor for table in tables))
 
 
-def _scaled(rate: Array, scaling: RotaryScaling, theta: float) -> Array:
+def _scaled(rate: Array, scaling: RotaryScaling, theta: float, context_length: int) -> Array:
     """Return the scaled rates (D / 2,)."""
     if scaling.kind == "linear":
         return rate / scaling.factor
+    if scaling.kind == "longrope":
+        is_long = context_length > scaling.original_length
+        factors = scaling.long_factors if is_long else scaling.short_factors
+        return rate / creation.asarray(factors, dtype=rate.dtype, device=rate.device)
     if scaling.kind == "yarn":
         first, last = _slowing_pairs(rate.shape[0], scaling, theta)
         kept = ops.clip((last - ops.iota(0, 1, rate, size=rate.shape[0], dtype=rate.dtype)) / (last - first), 0, 1)

@@ -63,6 +63,12 @@ def test_parameter_counts_are_the_published_ones(name, count):
         ({"windows": 4}, "windows is 4; it must be a list of ints from 0 to"),
         ({"windows": [4, -1]}, "windows is [4, -1]; it must be a list of ints from 0 to"),
         ({"windows": [4, 4, 4]}, "windows has 3 numbers; it must have at most n_layers of them, 2"),
+        ({"rotary_size": 5}, "rotary_size is 5; it must be an even int from 2 to head_size, 6"),
+        ({"rotary_size": 8}, "rotary_size is 8; it must be an even int from 2 to head_size, 6"),
+        ({"rotary_blocks": [2]}, "rotary_blocks is [2]; it must be a list of ints from 0 to 1"),
+        ({"rope_scaling": [1, 1, 4, 8, "longrope"]}, "rope_scaling's short_factors is (); it must be a list of 3"),
+        ({"rope_scaling": [1, 1, 4, 8, "yarn", 1, [1]]}, "rope_scaling's short_factors is [1]; it must be a list of 0"),
+        ({"residual_scale": 0}, "residual_scale is 0; it must be a number from 1e-06 to"),
         ({"logit_softcap": 0}, "logit_softcap is 0; it must be a number from 1e-06 to"),
         ({"local_rope_theta": "1"}, "local_rope_theta is '1'; it must be a number from 1 to"),
         ({"rope_scaling": [8, 4, 4, 8]}, "rope_scaling's low_freq_factor is not below its high_freq_factor"),
@@ -84,7 +90,10 @@ GEMMA = {
     "windows": [3, 0], "attention_scale": 0.3, "attention_softcap": 2.0, "logit_softcap": 4.0, "local_rope_theta": 10.0,
     "rope_scaling": [4.0, 1.0, 32.0, 8, "yarn", 1.1],
 }  # fmt: skip
-FAMILIES = [{}, QWEN3, OLMO2, GEMMA]
+PHI3 = {"rotary_size": 4, "windows": [5], "rope_scaling": [1.0, 1.0, 4.0, 8, "longrope", 1.2, [1, 1], [2.0, 3.5]]}
+GRANITE = {"embedding_scale": 3.0, "attention_scale": 0.3, "residual_scale": 0.7, "logit_divisor": 1.7}
+SMOLLM3 = {"rotary_blocks": [1, 0], "windows": [0, 3]}
+FAMILIES = [{}, QWEN3, OLMO2, GEMMA, PHI3, GRANITE, SMOLLM3]
 
 
 @pytest.mark.parametrize("changes", [*FAMILIES, {"tie_embeddings": True, "qkv_bias": True, "out_bias": True}])
@@ -102,7 +111,7 @@ def test_gradient_matches_finite_differences_in_float64(changes):
         assert found == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5, abs=1e-8), name
 
 
-@pytest.mark.parametrize("changes", [{"qkv_bias": True}, QWEN3, OLMO2, GEMMA])
+@pytest.mark.parametrize("changes", [{"qkv_bias": True}, *FAMILIES[1:]])
 def test_gradients_are_the_same_on_every_backend(changes):
     model, inputs, targets = small(**changes), tokens(2, 7), tokens(2, 7)
     assert_gradients_agree(lambda m, x, y: m.loss(x, y), (model, inputs, targets), backends=("numpy", "opencl"))
@@ -132,6 +141,25 @@ def small_like(model, **changes):
     return small(**{"n_layers": model.config.n_layers, **changes}).load_parameters(model.named_parameters())
 
 
+def test_factors_of_longrope_are_chosen_by_the_context():
+    model, x = pa.tree.map(lambda p: p * 20, small(**PHI3)), tokens(1, 8)
+    long = PHI3["rope_scaling"]
+    fixed = {which: [*long[:6], factors, factors] for which, factors in (("short", long[6]), ("long", long[7]))}
+    wanted = {which: small_like(model, **{**PHI3, "rope_scaling": s})(x).numpy() for which, s in fixed.items()}
+    np.testing.assert_array_equal(model(x).numpy(), wanted["long"])
+    np.testing.assert_array_equal(model.with_context(9)(x).numpy(), wanted["long"])
+    np.testing.assert_array_equal(model.with_context(8)(x).numpy(), wanted["short"])
+    assert np.abs(wanted["short"] - wanted["long"]).max() > 0.1
+
+
+def test_blocks_without_rotary_embeddings_do_not_see_the_order():
+    model, x = pa.tree.map(lambda p: p * 20, small(n_layers=1, rotary_blocks=[0])), tokens(1, 8)
+    turned_round = pa.asarray(x.numpy()[:, [*range(6, -1, -1), 7]])
+    np.testing.assert_allclose(model(turned_round).numpy()[:, -1], model(x).numpy()[:, -1], rtol=1e-4, atol=1e-4)
+    rotary = small_like(model)
+    assert np.abs(rotary(turned_round).numpy()[:, -1] - rotary(x).numpy()[:, -1]).max() > 0.01
+
+
 def test_limits_hold_and_do_nothing_to_small_numbers():
     model, x = pa.tree.map(lambda p: p * 30, small()), tokens(2, 8)
     wide = model(x).numpy()
@@ -145,7 +173,7 @@ def test_limits_hold_and_do_nothing_to_small_numbers():
 def test_padding_changes_no_text(backend):
     """Beside windows, limits of the scores and norms of queries and keys, too."""
     pa.random.seed(0)
-    for changes in (QWEN3, GEMMA):
+    for changes in (QWEN3, GEMMA, PHI3, SMOLLM3):
         model, x = pa.tree.map(lambda p: p * 4, small(**changes)), tokens(2, 5)
         padded = pa.concat([x[:1], pa.concat([pa.zeros((1, 2), dtype=pa.int32), x[1:, :3]], axis=1)])
         found = generate(model, padded, 6, padding=pa.asarray([0, 2]), temperature=0).numpy()

@@ -37,6 +37,16 @@ def test_rotary_rotates_pairs_as_complex_numbers(backend, scaling):
     np.testing.assert_allclose(found, np.concatenate([wanted.real, wanted.imag], -1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(("context_length", "factors"), [(64, [1, 2, 3, 4]), (65, [4, 5.5, 6, 7])])
+def test_longrope_divides_the_rate_of_each_pair(backend, context_length, factors):
+    scaling = nn.RotaryScaling(1.0, 1.0, 4.0, 64, "longrope", 1.5, (1, 2, 3, 4), (4, 5.5, 6, 7))
+    angles = np.arange(3.0, 8.0)[:, None] * 100.0 ** (-np.arange(4) / 4) / factors
+    for like in (pa.zeros(1), pa.zeros(1, dtype=pa.float64)):
+        turned = nn.turns(like, 8, 5, 3, 100.0, scaling, context_length=context_length)
+        np.testing.assert_allclose(turned.cos.numpy(), 1.5 * np.cos(angles), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(turned.sin.numpy(), 1.5 * np.sin(angles), rtol=1e-5, atol=1e-6)
+
+
 def test_narrow_numbers_are_turned_exactly_and_rounded_once(backend):
     x = pa.random.normal((1, 3, 2, 8))
     narrow = x.astype(pa.bfloat16)
