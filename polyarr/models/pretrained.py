@@ -60,10 +60,11 @@ class PretrainedError(ValueError):
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
     """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
-    The model may be a GPT-2, Llama, Mistral, Qwen, Gemma, OLMo 2 or one with their settings, such as SmolLM2, in one
-    file or in several with an index. It may also be the GPT of Raschka's book, whose config.json is its dict of
-    settings. Arrays are read and converted one by one, the largest first, so that the host needs hardly more memory
-    than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file are dequantized.
+    The model may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Gemma, OLMo 2 or one with their settings,
+    such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book, whose
+    config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the host
+    needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file are
+    dequantized.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -256,8 +257,8 @@ def save_pretrained(
         format: "huggingface", which transformers loads, or "tutorial", the GPT of Raschka's book.
         dtype: Dtype of the written weights; None: that of the model's token embedding.
         shard_bytes: Largest size of a file; larger weights become several files with an index.
-        special_tokens: Ids of special tokens for config.json, such as eos_token_id. bos_token_id and eos_token_id are
-            null unless they are given.
+        special_tokens: Ids of special tokens for config.json, such as eos_token_id. pad_token_id, bos_token_id and
+            eos_token_id are null unless they are given.
 
     Raises:
         ValueError: The format has no such model, or a number is not finite in `dtype`.
@@ -276,7 +277,8 @@ def save_pretrained(
     _write_weights(folder, complete, form, dtype, shard_bytes)
     if format == "huggingface":
         # null, because a missing setting means the family's default id, which may be another token here.
-        settings |= {"torch_dtype": dtype.name, "bos_token_id": None, "eos_token_id": None, **special_tokens}
+        no_tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+        settings |= {"torch_dtype": dtype.name, **no_tokens, **special_tokens}
     # Last, because a folder without it holds no model.
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())
 

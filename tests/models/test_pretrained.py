@@ -1,6 +1,7 @@
 """Model files of other programs: round trips and errors in one line, without these programs."""
 
 import json
+import math
 import re
 import struct
 from pathlib import Path
@@ -30,6 +31,13 @@ MODELS = {
     "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
     "qwen2": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "tie_embeddings": True}),
     "mistral": lambda: LlamaModel({**LLAMA, "windows": [4]}),
+    "phi3": lambda: LlamaModel(
+        {**LLAMA, "windows": [4], "rotary_size": 4, "rope_scaling": [2.0, 1.0, 4.0, 4, "longrope", 1.2, [1, 2], [3, 4]]}
+    ),
+    "granite": lambda: LlamaModel(
+        {**LLAMA, "embedding_scale": 12.0, "attention_scale": 0.3, "residual_scale": 0.22, "logit_divisor": 8.0}
+    ),
+    "smollm3": lambda: LlamaModel({**LLAMA, "rotary_blocks": [1, 0], "windows": [0, 4], "ff_bias": True}),
     "qwen3": lambda: LlamaModel({**LLAMA, "qk_norm": "head", "windows": [0, 4]}),
     "olmo2": lambda: LlamaModel({**LLAMA, "qk_norm": "all", "norm_place": "after"}),
     "gemma": lambda: LlamaModel({**LLAMA, **GEMMA}),
@@ -183,6 +191,10 @@ def test_arrays_of_one_shape_are_not_taken_for_each_other(tmp_path):
     }.items():
         np.testing.assert_array_equal(arrays[f"model.layers.1.{name}"], array.numpy(), err_msg=name)
     np.testing.assert_array_equal(arrays["lm_head.weight"], llama.out_head.weight.numpy())
+    save_pretrained(tmp_path / "phi3", phi := pa.tree.map(_drawn, MODELS["phi3"]()))
+    arrays, ff = load_file(tmp_path / "phi3" / "model.safetensors"), phi.blocks[1].ff
+    joined = np.concatenate([ff.gate.weight.numpy(), ff.up.weight.numpy()])
+    np.testing.assert_array_equal(arrays["model.layers.1.mlp.gate_up_proj.weight"], joined)
 
 
 def _drawn(p):
@@ -251,6 +263,44 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
     assert read({**given, "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}).rope_theta == 3.0
 
 
+_WINDOWS = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4}
+
+
+def _phi3(short=None, **settings):
+    scaling = short and {"rope_type": "longrope", "short_factor": short, "long_factor": [1, 2, 3]}
+    return {"model_type": "phi3", "rope_scaling": scaling, **settings}
+
+
+def test_phi3s_longrope_has_the_defaults_of_its_files():
+    """Top-level settings, as in the files of Phi-3 and Phi-4-mini; "su" is what Phi-3's were called at first."""
+    given = {
+        "model_type": "phi3", "vocab_size": 9, "max_position_embeddings": 131072, "hidden_size": 16,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    factors = {"short_factor": [1.0, 1.5, 2.0], "long_factor": [4, 5, 6]}
+    read = format_of(given).config_of
+    for kind in ("longrope", "su", "yarn"):
+        found = read({**given, "rope_scaling": {**factors, "type": kind}})
+        assert found.rotary_size == 6 and found.windows == () and found.norm_eps == 1e-5
+        attention = math.sqrt(1 + math.log(32) / math.log(4096))
+        assert found.rope_scaling == (32.0, 1.0, 4.0, 4096, "longrope", attention, (1.0, 1.5, 2.0), (4, 5, 6))
+        nested = {**factors, "rope_type": kind, "original_max_position_embeddings": 7, "partial_rotary_factor": 0.75}
+        assert read({**given, "partial_rotary_factor": 1.0, "rope_parameters": nested}) == found
+    found = read({**given, "rope_scaling": {**factors, "type": "su", "factor": 1.0}})
+    assert found.rope_scaling.attention_factor == 1.0
+
+
+def test_every_share_of_a_head_is_read_as_it_was_written():
+    for head_size in (26, 44, 128):
+        for rotary_size in range(2, head_size, 2):
+            config = LlamaConfig.of({**LLAMA, "head_size": head_size, "rope_scaling": None, "rotary_size": rotary_size})
+            form = format_of({"model_type": "phi3"})
+            settings = form.settings_of(config)
+            assert int(head_size * settings["partial_rotary_factor"]) == rotary_size
+            assert form.config_of(settings) == config
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -259,7 +309,26 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
         ({"model_type": ["llama"]}, "its model_type is ['llama']; polyarr reads"),
         ({"hidden_act": "gelu"}, "its hidden_act is 'gelu'; polyarr's models have 'silu'"),
         ({"hidden_act": {}}, "its hidden_act is {}; polyarr's models have 'silu'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "its rope_scaling is of type 'longrope'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "its rope_scaling is of type 'longrope'; this family's models"),
+        (_phi3(rope_scaling={"type": "yarn"}), "its rope_scaling is of type 'yarn'"),
+        (_phi3(rope_scaling={"type": "su", "long_factor": [1, 1]}), "it lacks short_factor"),
+        (_phi3([1, "2", 3]), "a number of rope_scaling's short_factors is '2'"),
+        (_phi3([1]), "rope_scaling's short_factors is [1]; it must be a list of 3"),
+        (_phi3(2), "rope_scaling's short_factors is 2; it must be a list of 3"),
+        (_phi3(partial_rotary_factor=0.5), "rotary_size is 3; it must be an even int from 2 to head"),
+        (_phi3(partial_rotary_factor=2), "rotary_size is 12; it must be an even int from 2 to head_size"),
+        (_phi3(), "missing model.layers.0.self_attn.qkv_proj.weight, model.layers.0.mlp.gate_up_proj.weight, "),
+        ({"model_type": "granite", "logits_scaling": 0}, "logit_divisor is 0; it must be a number from 1e-06"),
+        ({"model_type": "granite", "residual_multiplier": None}, "residual_scale is None; it must be a number"),
+        ({"model_type": "smollm3", "no_rope_layers": [1]}, "its no_rope_layers is [1]; it must be a list of num_hid"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, "its no_rope_layers is [1, 2]; it must be a list of"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "its no_rope_layer_interval is 0; it must be a p"),
+        ({**_WINDOWS, "max_window_layers": "2"}, "its max_window_layers is '2'; it must be 0 or a positive number"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": [1]}, "its sliding_window_pattern is [1]; it must"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "its sliding_window_pattern is 0; it must be a"),
+        ({"model_type": "gemma3_text", "hidden_size": 10**400}, "its hidden_size is 1000"),
+        (_phi3(head_dim=-(10**400)), "LlamaConfig: head_size is a int; it must be a positive int"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention", "linear"]}, "its layer_types have 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "its factor is None; it must be a positive number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": False}}, "its truncate is False"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "its mscale is 'a'"),
@@ -432,5 +501,5 @@ def test_every_array_of_every_model_has_a_name_of_its_own():
     for make in MODELS.values():
         model = make()
         form = written_format(model, "huggingface")
-        names = [name for own in model.named_parameters() for name in form.parts(own)[0]]
+        names = [(name, form.share(own)) for own in model.named_parameters() for name in form.parts(own)[0]]
         assert len(set(names)) == len(names)

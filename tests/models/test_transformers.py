@@ -52,6 +52,7 @@ _GPT2 = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_he
 _SMALL = {"vocab_size": 61, "context_length": 64, "emb_dim": 24, "n_heads": 4, "n_layers": 2}
 _HEADS = {"n_kv_heads": 2, "hidden_dim": 40, "head_size": 8}
 _YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75}
 _DEEP = {**_LLAMA, "num_hidden_layers": 4}  # where two blocks would repeat their last token
 _NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}  # PyTorch has no gradient for padding
 CONFIGS = {
@@ -81,6 +82,27 @@ CONFIGS = {
     "qwen3, yarn and windows": lambda: transformers.Qwen3Config(
         **_LLAMA, head_dim=12, use_sliding_window=True, sliding_window=7, max_window_layers=1,
         rope_parameters={**_YARN, "mscale": 0.7, "mscale_all_dim": 0.5, "beta_fast": 16},
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **_DEEP, **_NO_TOKENS, sliding_window=9, rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.5}
+    ),
+    "phi3, long": lambda: transformers.Phi3Config(
+        **_LLAMA, **_NO_TOKENS, original_max_position_embeddings=4,
+        rope_parameters={**_LONGROPE, "short_factor": [9.0] * 3, "long_factor": [1.0, 2.0, 3.5]},
+    ),
+    "phi3, short": lambda: transformers.Phi3Config(
+        **_LLAMA, **_NO_TOKENS, original_max_position_embeddings=128, tie_word_embeddings=True,
+        rope_parameters={
+            **_LONGROPE, "short_factor": [1.0, 2.0, 3.5], "long_factor": [9.0] * 3, "attention_factor": 1.1,
+        },
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **_DEEP, **_NO_TOKENS, embedding_multiplier=3, attention_multiplier=0.2, residual_multiplier=0.4,
+        logits_scaling=1.7, attention_bias=True,
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**_DEEP, **_NO_TOKENS, no_rope_layer_interval=2),
+    "smollm3, windows": lambda: transformers.SmolLM3Config(
+        **_DEEP, **_NO_TOKENS, no_rope_layers=[1, 0, 0, 1], use_sliding_window=True, sliding_window=7,
     ),
     "olmo2": lambda: transformers.Olmo2Config(**_DEEP, **_NO_TOKENS),
     "gemma": lambda: transformers.GemmaConfig(**_DEEP, **_NO_TOKENS, head_dim=16),

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from polyarr.models.formats.tables import Format, Layer, check_fixed, layer, settings_with, sizes_of
+from polyarr.models.formats.scaling import ORIGINAL_LENGTH, mapping, scaling_of, written_scaling
+from polyarr.models.formats.tables import Format, Layer, check_fixed, layer, positive, settings_with, sizes_of
 from polyarr.models.llama import LlamaConfig
-from polyarr.nn import RotaryScaling
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 _BLOCK = "model.layers.*"
@@ -41,8 +41,8 @@ _SIZES = {
 }
 _SILU = {"hidden_act": ("silu",)}
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, False)}
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 _BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
-_LENGTH = "max_position_embeddings"
 
 
 class Family(NamedTuple):
@@ -56,6 +56,7 @@ class Family(NamedTuple):
         fixed: Settings with one supported value, or several.
         layers: Layer names that differ from Llama's.
         windows: Settings of sliding windows that the family has.
+        window: Default of "sliding_window".
         is_windowed: Function from config.json and the number of a block to whether the block has a sliding window,
             where "layer_types" does not say.
         tied: Default of "tie_word_embeddings".
@@ -64,6 +65,10 @@ class Family(NamedTuple):
         local_theta: Default of "rope_local_base_freq", the base of blocks with a window; None if all have the same.
         has_scaled_embeddings: Whether embeddings are multiplied by the root of their width.
         scalar: Default of "query_pre_attn_scalar", whose inverse root scales the scores; None for the size of a head.
+        scalings: Types of "rope_scaling" that the family has beside "default" and "dynamic".
+        is_partial: Whether "partial_rotary_factor" says how much of each head has rotary embeddings.
+        interval: Default of "no_rope_layer_interval": every block of this number has no rotary embeddings; None if all
+            blocks of the family have them.
     """
 
     kind: str
@@ -73,6 +78,7 @@ class Family(NamedTuple):
     fixed: Mapping[str, tuple] = MappingProxyType(_SILU)
     layers: Mapping[str, Layer] = _NONE
     windows: tuple[str, ...] = ()
+    window: int | None = 4096
     is_windowed: Callable[[Mapping[str, Any], int], bool] = lambda given, number: True
     tied: bool = False
     eps: float = 1e-6
@@ -80,6 +86,9 @@ class Family(NamedTuple):
     local_theta: float | None = None
     has_scaled_embeddings: bool = False
     scalar: int | None = None
+    scalings: tuple[str, ...] = ("linear", "llama3", "yarn")
+    is_partial: bool = False
+    interval: int | None = None
 
     def config_of(self, given: Mapping[str, Any]) -> LlamaConfig:
         """Return polyarr's configuration for the content of a config.json."""
@@ -87,14 +96,17 @@ class Family(NamedTuple):
         if given.get("num_key_value_heads") is None and "num_attention_heads" in given:
             given = {**given, "num_key_value_heads": given["num_attention_heads"]}
         sizes = sizes_of(given, _SIZES)
+        head_size = _head_size(given, sizes)
+        given = {**given, "no_rope_layers": (rotary_blocks := self._rotary_blocks(given, sizes["n_layers"]))}
         found = {own: given.get(theirs, default) for own, (theirs, default) in self.settings.items()}
         return LlamaConfig(
             **sizes,
             **self.flags,
             **found,
             **self._scales(given),
-            **self._rotary(given),
-            head_size=_head_size(given, sizes),
+            **self._rotary(given, head_size),
+            head_size=head_size,
+            rotary_blocks=rotary_blocks,
             norm_eps=given.get("rms_norm_eps", self.eps),
             tie_embeddings=given.get("tie_word_embeddings", self.tied),
             windows=self._windows(given, sizes["n_layers"]),
@@ -104,20 +116,32 @@ class Family(NamedTuple):
         """Return the content of config.json for polyarr's configuration, as far as the family has it."""
         found = {"architectures": [f"{self.name}ForCausalLM"], "model_type": self.kind}
         found |= settings_with(config, _SIZES, self.fixed)
-        found |= {theirs: getattr(config, own) for own, (theirs, _) in self.settings.items()}
+        scale = config.attention_scale or config.head_size**-0.5
+        own_values = {**vars(config), "attention_scale": scale}
+        found |= {theirs: own_values[own] for own, (theirs, _) in self.settings.items()}
         found |= {"head_dim": config.head_size, "rms_norm_eps": config.norm_eps}
         found |= {"tie_word_embeddings": config.tie_embeddings, "rope_theta": config.rope_theta}
-        found |= {"rope_scaling": config.rope_scaling and _written_scaling(config.rope_scaling)}
+        found |= {"rope_scaling": config.rope_scaling and written_scaling(config.rope_scaling)}
+        if self.is_partial:
+            share = (config.rotary_size or config.head_size) / config.head_size
+            found["partial_rotary_factor"] = math.ceil(1e6 * share) / 1e6  # readers round share * head_size down
+        if "longrope" in self.scalings and config.rope_scaling:
+            found[ORIGINAL_LENGTH] = config.rope_scaling.original_length
+        if self.interval is not None:
+            found["no_rope_layers"] = list(config.rotary_blocks or (1,) * config.n_layers)
         if self.local_theta is not None:
             found["rope_local_base_freq"] = config.local_rope_theta or config.rope_theta
         if self.scalar is not None:
-            found["query_pre_attn_scalar"] = round((config.attention_scale or config.head_size**-0.5) ** -2)
+            found["query_pre_attn_scalar"] = round(scale**-2)
         written_windows = _written_windows(config)
         return found | {name: written_windows[name] for name in self.windows}
 
     def fits(self, config: LlamaConfig) -> bool:
         """Return whether the family has models with this configuration."""
-        return self.config_of(self.settings_of(config)) == config
+        try:
+            return self.config_of(self.settings_of(config)) == config
+        except ValueError:  # such as a type of "rope_scaling" that the family does not have
+            return False
 
     def format(self) -> Format:
         """Return the format of the family's models."""
@@ -134,19 +158,22 @@ class Family(NamedTuple):
         """Return the factors of embeddings and scores."""
         found = {}
         if self.has_scaled_embeddings:
-            found["embedding_scale"] = _positive(given, "hidden_size") ** 0.5
+            found["embedding_scale"] = positive(given, "hidden_size") ** 0.5
         if self.scalar is not None:
-            found["attention_scale"] = _positive(given, "query_pre_attn_scalar", self.scalar) ** -0.5
+            found["attention_scale"] = positive(given, "query_pre_attn_scalar", self.scalar) ** -0.5
         return found
 
-    def _rotary(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _rotary(self, given: Mapping[str, Any], head_size: Any) -> dict[str, Any]:
         """Return the fields of rotary embeddings, which transformers 5 has in one dict or one by kind of block."""
-        found = _mapping(given.get("rope_parameters") or given.get("rope_scaling"))
-        local, found = _mapping(found.get("sliding_attention")), _mapping(found.get("full_attention", found))
+        found = mapping(given.get("rope_parameters") or given.get("rope_scaling"))
+        local, found = mapping(found.get("sliding_attention")), mapping(found.get("full_attention", found))
         theta = found.get("rope_theta", given.get("rope_theta", self.theta))
-        fields = {"rope_theta": theta, "rope_scaling": _scaling(found, given)}
+        fields = {"rope_theta": theta, "rope_scaling": scaling_of(found, given, self.scalings)}
+        if self.is_partial:
+            share = positive({**given, **found}, "partial_rotary_factor", 1.0)
+            fields["rotary_size"] = int(head_size * share) if _is_size("head_size", head_size) else None
         if self.local_theta is not None:
-            if _scaling(local, given) is not None:
+            if scaling_of(local, given, self.scalings) is not None:
                 raise ValueError(f"its rotary embeddings of blocks with a window are {local!r}; they must be 'default'")
             default = given.get("rope_local_base_freq", self.local_theta)
             fields["local_rope_theta"] = local.get("rope_theta", default)
@@ -154,31 +181,36 @@ class Family(NamedTuple):
 
     def _windows(self, given: Mapping[str, Any], count: Any) -> tuple[int, ...]:
         """Return the size of the window of each block, 0 for none, or ()."""
-        size = given.get("sliding_window", 4096) if self.windows else None
+        size = given.get("sliding_window", self.window) if self.windows else None
         if "use_sliding_window" in self.windows and not given.get("use_sliding_window", False):
             size = None
-        if size is None or type(count) is not int or count > LlamaConfig._max_sizes["n_layers"]:  # refused elsewhere
+        if size is None or not _is_size("n_layers", count):
             return ()
-        size, types = _positive(given, "sliding_window", size), given.get("layer_types")
+        size, types = positive(given, "sliding_window", size), given.get("layer_types")
         if "layer_types" not in self.windows or types is None:
             return tuple(size * bool(self.is_windowed(given, number)) for number in range(count))
         if not isinstance(types, list) or len(types) != count:
             raise ValueError(f"its layer_types is {types!r}; it must be a list of num_hidden_layers names")
+        if unknown := [kind for kind in types if kind not in _LAYER_TYPES]:
+            raise ValueError(f"its layer_types have {unknown[0]!r}; polyarr's models have {' or '.join(_LAYER_TYPES)}")
         return tuple(size * (kind == "sliding_attention") for kind in types)
 
+    def _rotary_blocks(self, given: Mapping[str, Any], count: Any) -> tuple[int, ...]:
+        """Return whether each block has rotary embeddings, or () if all have."""
+        if self.interval is None or not _is_size("n_layers", count):
+            return ()
+        blocks = given.get("no_rope_layers")  # 1 for blocks with rotary embeddings
+        if blocks is None:
+            interval = positive(given, "no_rope_layer_interval", self.interval)
+            return tuple(int((number + 1) % interval != 0) for number in range(count))
+        if not isinstance(blocks, list) or len(blocks) != count or not all(block in (0, 1) for block in blocks):
+            raise ValueError(f"its no_rope_layers is {blocks!r}; it must be a list of num_hidden_layers ones and zeros")
+        return tuple(map(int, blocks))
 
-def _positive(given: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Return a setting, which must be a positive number."""
-    value = given.get(name, default)
-    if type(value) not in (int, float) or not value > 0:
-        raise ValueError(f"its {name} is {value!r}; it must be a positive number")
-    return value
 
-
-def _mapping(given: Any) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"its rope_scaling is {given!r}; it must be a dict")
-    return given or {}
+def _is_size(name: str, value: Any) -> bool:
+    """Return whether a size of LlamaConfig may have this value; it refuses others itself."""
+    return type(value) is int and 0 < value <= LlamaConfig._max_sizes[name]
 
 
 def _head_size(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
@@ -201,66 +233,23 @@ def _written_windows(config: LlamaConfig) -> dict[str, Any]:
     }
 
 
-# ---- scaling of rotary embeddings --------------------------------------------------------------------------------
-
-_LLAMA3 = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_length": "original_max_position_embeddings",
-}
-_YARN = {
-    "factor": "factor",
-    "low_freq_factor": "beta_slow",
-    "high_freq_factor": "beta_fast",
-    "original_length": "original_max_position_embeddings",
-    "attention_factor": "attention_factor",
-}
-_SCALINGS = {"linear": {"factor": "factor"}, "llama3": _LLAMA3, "yarn": _YARN}
-
-
-def _scaling(found: Mapping[str, Any], given: Mapping[str, Any]) -> RotaryScaling | None:
-    """Return the scaling that a dict of settings describes.
-
-    "dynamic" changes nothing for texts that fit into the context.
-    """
-    kind = found.get("rope_type", found.get("type", "default"))
-    if kind in ("default", "dynamic"):
-        return None
-    if kind not in ("linear", "llama3", "yarn"):
-        known = "'default', 'linear', 'dynamic', 'llama3' or 'yarn'"
-        raise ValueError(f"its rope_scaling is of type {kind!r}; polyarr's models have {known}")
-    if kind == "yarn":
-        found = _whole_yarn(found, given)
-    return RotaryScaling(**sizes_of(found, _SCALINGS[kind]), kind=kind)
-
-
-def _whole_yarn(found: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of yarn with defaults for those that are left out."""
-    check_fixed(found, {"truncate": (True,)})
-    found = {name: value for name, value in found.items() if value is not None}
-    found = {"beta_slow": 1, "beta_fast": 32, "original_max_position_embeddings": given.get(_LENGTH), **found}
-    if "attention_factor" not in found:
-        factor, scales = _positive(found, "factor"), [found.get("mscale"), found.get("mscale_all_dim")]
-        above, below = (_positive({"mscale": s}, "mscale") for s in scales) if all(scales) else (1, 0)
-        found["attention_factor"] = _magnitude(factor, above) / _magnitude(factor, below)
-    return found
-
-
-def _magnitude(factor: float, scale: float) -> float:
-    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-def _written_scaling(scaling: RotaryScaling) -> dict[str, Any]:
-    names = _SCALINGS[scaling.kind]
-    return {"rope_type": scaling.kind, **{theirs: getattr(scaling, own) for own, theirs in names.items()}}
-
-
 # ---- families ----------------------------------------------------------------------------------------------------
 
 _OF_QWEN: dict[str, Any] = {
     "windows": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
-    "is_windowed": lambda given, number: number >= given.get("max_window_layers", 28),
+    "is_windowed": lambda given, number: number >= positive(given, "max_window_layers", 28, or_zero=True),
+}
+_BIASES = _BIAS | {"ff_bias": ("mlp_bias", False)}
+_GRANITE = {
+    "embedding_scale": ("embedding_multiplier", 1.0),
+    "attention_scale": ("attention_multiplier", 1.0),
+    "residual_scale": ("residual_multiplier", 1.0),
+    "logit_divisor": ("logits_scaling", 1.0),
+}
+_PHI3_LAYERS = {
+    "blocks.*.att.qkv": layer(f"{_BLOCK}.self_attn.qkv_proj"),
+    "blocks.*.ff.gate": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(0, 2)),
+    "blocks.*.ff.up": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(1, 2)),
 }
 _OF_GEMMA: dict[str, Any] = {"tied": True, "has_scaled_embeddings": True}
 _GEMMA_FLAGS = {"activation": "gelu_tanh", "norm_offset": 1.0}
@@ -268,9 +257,31 @@ _GEMMA_GIVEN: dict[str, Any] = {"fixed": _GELU, "layers": _OUT_NORMS, "scalar": 
 
 # The first family that a model fits is the one it is written as.
 FAMILIES = (
-    Family("llama", "Llama", _BIAS | {"ff_bias": ("mlp_bias", False)}),
+    Family("llama", "Llama", _BIASES),
     Family("qwen2", "Qwen2", flags={"qkv_bias": True}, **_OF_QWEN),
     Family("mistral", "Mistral", windows=("sliding_window",)),
+    Family(
+        "phi3",
+        "Phi3",
+        layers=_PHI3_LAYERS,
+        windows=("sliding_window",),
+        window=None,
+        eps=1e-5,
+        scalings=("longrope",),
+        is_partial=True,
+    ),
+    Family("granite", "Granite", _BIASES | _GRANITE),
+    Family(
+        "smollm3",
+        "SmolLM3",
+        _BIASES,
+        windows=("sliding_window", "use_sliding_window", "layer_types"),
+        window=None,
+        is_windowed=lambda given, number: not given["no_rope_layers"][number],
+        tied=True,
+        theta=2_000_000.0,
+        interval=4,
+    ),
     Family("qwen3", "Qwen3", _BIAS, {"qk_norm": "head"}, **_OF_QWEN),
     Family(
         "olmo2",
@@ -307,7 +318,7 @@ FAMILIES = (
         _BIAS | {"logit_softcap": ("final_logit_softcapping", None)},
         _GEMMA_FLAGS | {"norm_place": "both", "qk_norm": "head"},
         windows=("sliding_window", "layer_types"),
-        is_windowed=lambda given, number: (number + 1) % given.get("sliding_window_pattern", 6) != 0,
+        is_windowed=lambda given, number: (number + 1) % positive(given, "sliding_window_pattern", 6) != 0,
         theta=1_000_000.0,
         local_theta=10_000.0,
         **_GEMMA_GIVEN,

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from polyarr.models.decoder import Config, LanguageModel
 
+_MAX_NUMBER = 1e12
+
+
 class Layer(NamedTuple):
     """Name of one of polyarr's layers in another program.
 
@@ -84,6 +87,15 @@ def sizes_of(given: Mapping[str, Any], fields: Mapping[str, str]) -> dict[str, A
     if missing:
         raise ValueError(f"it lacks {', '.join(missing)}")
     return {own: given[theirs] for own, theirs in fields.items()}
+
+
+def positive(given: Mapping[str, Any], name: str, default: Any = None, or_zero: bool = False) -> Any:
+    """Return a setting, which must be a positive number, and small enough to compute with."""
+    value = given.get(name, default)
+    if type(value) not in (int, float) or not (0 < value <= _MAX_NUMBER or (or_zero and value == 0)):
+        due = f"{'0 or ' if or_zero else ''}a positive number of at most {_MAX_NUMBER:g}"
+        raise ValueError(f"its {name} is {value!r}; it must be {due}")
+    return value
 
 
 def check_fixed(given: Mapping[str, Any], fixed: Mapping[str, tuple]) -> None:
