@@ -14,8 +14,9 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
+from polyarr.models.folders import CONFIG as MODEL_CONFIG
 from polyarr.models.folders import hint_of_others, read_json
-from polyarr.models.formats import Format, written_format
+from polyarr.models.formats import Format, fitting_formats, format_of
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import Linear, LoRALinear
 from polyarr.nn.lora import replaced
@@ -39,7 +40,8 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
 
     The weights of the copy are frozen and its adapters are trainable, as `nn.lora` makes them. PEFT has separate
     adapters for the queries, keys and values of a Llama, which are one layer in polyarr. The copy keeps them separate
-    too, unless all three have the same first matrix, which is how adapters of the whole layer are saved.
+    too, unless all three have the same first matrix, which is how adapters of the whole layer are saved. An adapter of
+    two of polyarr's layers, such as the gate_up_proj of Phi-3, becomes one for each.
 
     Args:
         path: Folder with adapter_config.json and adapter_model.safetensors.
@@ -55,7 +57,7 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
         ValueError: Hugging Face has no format for `model`.
     """
     path = Path(path)
-    form = _format("load_adapters", model)
+    forms = _formats("load_adapters", model)
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path))
     with errors_with_path("load_adapters", path):
@@ -64,6 +66,7 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
         if not (path / WEIGHTS).exists():
             raise FileNotFoundError(f"{path}: {WEIGHTS} is not here{hint_of_others(path)}")
         tensors, used = open_tensors(path / WEIGHTS), set[str]()
+        form = next((form for form in forms if _has_all(form, model, tensors)), forms[0])
 
         def adapted(own: str, layer: Linear) -> Linear | LoRALinear:
             if type(layer) is LoRALinear:
@@ -73,7 +76,7 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
             if not given:
                 return layer
             used.update(name + half for name in given for half in (_A, _B))
-            a, b, parts = _joined(model, layer, names, rank, tensors)
+            a, b, parts = _joined(model, layer, names, form.share(f"{own}.weight"), rank, tensors)
             found = LoRALinear(layer, rank, scale, dropout, parts)
             found.a, found.b = (creation.asarray(part, dtype=held.dtype) for part, held in ((a, found.a), (b, found.b)))
             return found
@@ -91,33 +94,35 @@ def save_adapters(
 ) -> None:
     """Write the adapters of a model, without its other weights, into a folder as PEFT loads them.
 
-    Adapters of lower rank than the largest are padded with zeros, since the files have one rank for all.
+    Adapters of lower rank than the largest are padded with zeros, since the files have one rank for all. Those of two
+    layers that are one in the base model, such as gate and up in Phi-3, become one of the sum of their ranks.
 
     Args:
         path: Folder, which is created if it does not exist.
         model: A GPTModel or a LlamaModel with adapters, such as `nn.lora` makes.
         dtype: Dtype of the arrays in the file.
-        base: Path or hub name of the base model, for programs that look it up; None: it is not stated.
+        base: Path or hub name of the base model, for programs that look it up; None: it is not stated. Layers are named
+            as in a folder of this path, or as `save_pretrained` names them.
 
     Raises:
         ValueError: `model` has no adapters, or Hugging Face has no format for it.
         OSError: The folder holds adapters already, or cannot be written to.
     """
-    folder, dtype, form = Path(path), as_dtype(dtype), _format("save_adapters", model)
-    layers: dict[str, Any] = {}
-    replaced(model, layers.setdefault)
-    found = {own: layer for own, layer in layers.items() if type(layer) is LoRALinear}
+    folder, dtype, form = Path(path), as_dtype(dtype), _format_of_base(model, base)
+    found = {own: layer for own, layer in _linear_layers(model).items() if type(layer) is LoRALinear}
     if not found:
         raise ValueError("save_adapters: the model has no adapters; nn.lora gives it some")
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")
     scale = next(iter(found.values())).scale
-    halves = {
-        name: (a, b * (layer.scale / scale))
-        for own, layer in found.items()
-        for name, a, b in _theirs(model, _names(form, own), layer)
-    }
+    halves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for own, layer in found.items():
+        index, shares = form.share(f"{own}.weight")
+        for name, a, b in _theirs(model, _names(form, own), layer):
+            around = (index * len(b), (shares - 1 - index) * len(b))  # rows of the other program's other parts
+            b = np.pad(b * (layer.scale / scale), (around, (0, 0)))
+            halves[name] = _sum(*halves[name], a, b) if name in halves else (a, b)
     rank = max(len(a) for a, _ in halves.values())
     arrays: dict[str, Source] = {}
     for name, (a, b) in halves.items():
@@ -140,11 +145,43 @@ def save_adapters(
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())  # last: a folder without it is not loaded
 
 
-def _format(op: str, model: LanguageModel) -> Format:
+def _formats(op: str, model: LanguageModel) -> list[Format]:
     try:
-        return written_format(model, "huggingface")
+        return fitting_formats(model, "huggingface")
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
+
+
+def _format_of_base(model: LanguageModel, base: str | None) -> Format:
+    """Return the format of the base model if it is in a folder and fits, or else the one that models are written in."""
+    forms = _formats("save_adapters", model)
+    if base is None:
+        return forms[0]
+    try:
+        found = format_of(read_json(Path(base) / MODEL_CONFIG))
+    except (OSError, ValueError):  # the base is named for other programs, and need not be here
+        return forms[0]
+    return found if found in forms else forms[0]
+
+
+def _has_all(form: Format, model: LanguageModel, tensors: Tensors) -> bool:
+    """Return whether all arrays of a file of adapters belong to layers that a model has in this format."""
+    names = (name for own in _linear_layers(model) for name in _names(form, own))
+    return tensors.keys() <= {_BEFORE + name + half for name in names for half in (_A, _B)}
+
+
+def _linear_layers(model: LanguageModel) -> dict[str, Linear | LoRALinear]:
+    """Return the linear layers of a model by name."""
+    layers: dict[str, Any] = {}
+    replaced(model, layers.setdefault)
+    return layers
+
+
+def _sum(a: np.ndarray, b: np.ndarray, other_a: np.ndarray, other_b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the matrices of an adapter that adds the products of two; a common first matrix is kept once."""
+    if np.array_equal(a, other_a):
+        return a, b + other_b
+    return np.concatenate([a, other_a]), np.concatenate([b, other_b], axis=1)
 
 
 def _names(form: Format, own: str) -> list[str]:
@@ -194,15 +231,16 @@ def _theirs(
 
 
 def _joined(
-    model: LanguageModel, layer: Linear, names: list[str], rank: int, tensors: Tensors
+    model: LanguageModel, layer: Linear, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
-    rows, columns = layer.weight.shape
+    (rows, columns), (index, shares) = layer.weight.shape, share
     found = {}
     for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
         if name + _A in tensors or name + _B in tensors:
             a = _checked(name + _A, [rank, columns], tensors)
-            found[start, stop] = a, _checked(name + _B, [stop - start, rank], tensors)
+            b = _checked(name + _B, [(stop - start) * shares, rank], tensors)
+            found[start, stop] = a, np.split(b, shares)[index]
     matrices = [a for a, _ in found.values()]
     b = np.concatenate([b for _, b in found.values()])
     if len(found) == len(names) and all(np.array_equal(a, matrices[0]) for a in matrices):  # as save_adapters has it

@@ -89,6 +89,43 @@ def test_one_adapter_for_each_of_queries_keys_and_values_becomes_one_for_all(tmp
     np.testing.assert_array_equal(logits(load_adapters(tmp_path / "b", model)), logits(found))
 
 
+def phi3():
+    scaling = [1.0, 1.0, 4.0, 8, "longrope", 1.2, [1.0] * 4, [2.0] * 4]
+    pa.random.seed(3)
+    return LlamaModel(LlamaConfig(**SIZES, n_kv_heads=2, hidden_dim=40, head_size=8, rope_scaling=scaling)).eval()
+
+
+@pytest.mark.parametrize("match", ["*", "ff.*", "ff.up", "att.v"])
+def test_adapters_of_gate_and_up_are_one_in_phi3(match, tmp_path):
+    model = phi3()
+    before = adapted(model, match=match)
+    save_adapters(tmp_path / "a", before)
+    named = {name.split(".lora")[0].rpartition(".")[2] for name in st.load_file(tmp_path / "a" / WEIGHTS)}
+    wanted = {"att.v": {"qkv_proj"}, "ff.up": {"gate_up_proj"}, "ff.*": {"gate_up_proj", "down_proj"}}
+    assert named == wanted.get(match, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"})
+    after = load_adapters(tmp_path / "a", model)
+    np.testing.assert_allclose(logits(after), logits(before), rtol=0, atol=1e-4)
+    assert not np.allclose(logits(before), logits(model), atol=1e-2)
+    save_adapters(tmp_path / "b", after)  # whose gate and up have a common first matrix
+    first, again = (st.load_file(tmp_path / name / WEIGHTS) for name in "ab")
+    assert first.keys() == again.keys() and all(np.array_equal(first[name], again[name]) for name in first)
+
+
+def test_layers_are_named_as_in_the_base_model(tmp_path):
+    """A Phi-3 without longrope is written as a llama, whose layers have other names."""
+    model = model_of("llama")
+    (tmp_path / "base").mkdir()
+    settings = {"model_type": "phi3"}
+    (tmp_path / "base" / "config.json").write_text(json.dumps(settings))
+    before = adapted(model)
+    save_adapters(tmp_path / "a", before, base=str(tmp_path / "base"))
+    save_adapters(tmp_path / "b", before, base="microsoft/phi-4")
+    assert any("qkv_proj" in name for name in st.load_file(tmp_path / "a" / WEIGHTS))
+    assert any("q_proj" in name for name in st.load_file(tmp_path / "b" / WEIGHTS))
+    for name in "ab":
+        np.testing.assert_allclose(logits(load_adapters(tmp_path / name, model)), logits(before), rtol=0, atol=1e-4)
+
+
 def test_ranks_and_scales_that_differ_become_one(tmp_path):
     model = model_of("gpt2")
     found = adapted(model, rank=4, match="ff.*")

@@ -324,6 +324,37 @@ def test_pefts_adapters_of_queries_keys_and_values_are_one(targets, backend, tmp
         np.testing.assert_allclose(found(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("scaling", [None, {**_LONGROPE, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3}])
+@pytest.mark.parametrize("targets", [["gate_up_proj"], "all-linear"])
+def test_adapters_of_phi3_are_pefts(targets, scaling, tmp_path):
+    """Also where save_pretrained would write the base model as a llama, with other layers."""
+    peft = pytest.importorskip("peft")
+    theirs = theirs_of(transformers.Phi3Config(**_DEEP, **_NO_TOKENS, rope_parameters=scaling))
+    theirs.save_pretrained(tmp_path / "base")
+    adapted = peft.get_peft_model(theirs, peft.LoraConfig(r=3, lora_alpha=5, target_modules=targets)).eval()
+    with torch.no_grad():
+        for part, p in adapted.named_parameters():
+            if "lora_B" in part:
+                p.copy_(0.2 * torch.randn_like(p))
+        tokens = tokens_of(theirs.config, 2, 40)
+        logits = adapted(torch.tensor(tokens)).logits.numpy()
+    adapted.save_pretrained(tmp_path / "theirs")
+    with pa.use_backend("numpy"):
+        plain = load_pretrained(tmp_path / "base")
+        ours = load_adapters(tmp_path / "theirs", plain)
+        np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), logits, rtol=0, atol=1e-4)
+        save_adapters(tmp_path / "ours", ours, base=str(tmp_path / "base"))
+        made = nn.lora(plain, 2, "ff.*", alpha=6).eval()  # whose gate and up have first matrices of their own
+        changed = {n: pa.random.normal(p.shape) for n, p in made.named_parameters(only_trainable=True).items()}
+        made.load_parameters({**made.named_parameters(), **changed})
+        save_adapters(tmp_path / "made", made, base=str(tmp_path / "base"))
+        wanted = made(pa.asarray(tokens)).numpy()
+    for name, expected in {"ours": logits, "made": wanted}.items():
+        found = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / name).eval()
+        with torch.no_grad():
+            np.testing.assert_allclose(found(torch.tensor(tokens)).logits.numpy(), expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama 3", "qwen2"])
 @pytest.mark.parametrize(
     ("targets", "match"), [(["q_proj"], "att.q"), (["v_proj"], "att.v"), (["q_proj", "v_proj"], "att.[qv]")]

@@ -10,7 +10,18 @@ from polyarr.models.formats.tables import Format, Layer, layer
 from polyarr.models.gpt import GPTModel
 from polyarr.models.llama import LlamaModel
 
-__all__ = ["GPT2", "READ", "TUTORIAL", "WRITTEN", "Format", "Layer", "format_of", "layer", "written_format"]
+__all__ = [
+    "GPT2",
+    "READ",
+    "TUTORIAL",
+    "WRITTEN",
+    "Format",
+    "Layer",
+    "fitting_formats",
+    "format_of",
+    "layer",
+    "written_format",
+]
 
 # By the "model_type" of a config.json; the tutorial's settings have none.
 READ: dict[str | None, Format] = {"gpt2": GPT2, **FORMATS, None: TUTORIAL}
@@ -34,17 +45,26 @@ def format_of(given: Mapping[str, Any]) -> Format:
 
 
 def written_format(model: LanguageModel, name: str) -> Format:
-    """Return the format, of those with this name, in which a model is written.
+    """Return the format, of those with this name, in which a model is written: the first that has all its settings.
 
     Raises:
         ValueError: No format of this name has such a model.
+    """
+    return fitting_formats(model, name)[0]
+
+
+def fitting_formats(model: LanguageModel, name: str) -> list[Format]:
+    """Return the formats, of those with this name, that have a model with all its settings.
+
+    Raises:
+        ValueError: There is none.
     """
     formats = WRITTEN.get(name, {}).get(type(model))
     if formats is None:
         known = ", ".join(repr(name) for name, models in WRITTEN.items() if type(model) in models)
         due = f"it must be written as {known}" if known else "it must be one of polyarr's models"
         raise ValueError(f"{type(model).__name__} as {name!r}; {due}")
-    found = next((form for form in formats if form.fits(model.config)), None)
-    if found is None:
+    found = [form for form in formats if form.fits(model.config)]
+    if not found:
         raise ValueError(f"no model of transformers has all settings of this one, {model.config}")
     return found
