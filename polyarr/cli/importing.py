@@ -27,8 +27,9 @@ def command(
 ) -> None:
     """Import a language model from a Hugging Face folder, a safetensors file or a GGUF file.
 
-    It may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Gemma or OLMo 2, or the tutorial's GPT. A safetensors
-    file needs its config.json beside it; the weights of a GGUF file are dequantized. Nothing is ever unpickled.
+    It may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma or OLMo, or the tutorial's GPT. A
+    safetensors file needs its config.json beside it; the weights of a GGUF file are dequantized. Nothing is ever
+    unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     how = {"context_length": context, "tokenizer": given, "adapters": adapters}

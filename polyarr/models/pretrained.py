@@ -60,8 +60,8 @@ class PretrainedError(ValueError):
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
     """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
-    The model may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Gemma, OLMo 2 or one with their settings,
-    such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book, whose
+    The model may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with their
+    settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book, whose
     config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the host
     needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file are
     dequantized.

@@ -39,6 +39,11 @@ MODELS = {
     ),
     "smollm3": lambda: LlamaModel({**LLAMA, "rotary_blocks": [1, 0], "windows": [0, 4], "ff_bias": True}),
     "qwen3": lambda: LlamaModel({**LLAMA, "qk_norm": "head", "windows": [0, 4]}),
+    "seed_oss": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "ff_bias": True}),
+    "ministral": lambda: LlamaModel({**LLAMA, "windows": [4, 0]}),
+    "olmo3": lambda: LlamaModel(
+        {**LLAMA, "qk_norm": "all", "norm_place": "after", "windows": [4, 0], "local_rope_theta": 9.0}
+    ),
     "olmo2": lambda: LlamaModel({**LLAMA, "qk_norm": "all", "norm_place": "after"}),
     "gemma": lambda: LlamaModel({**LLAMA, **GEMMA}),
     "gemma2": lambda: LlamaModel(
@@ -491,7 +496,8 @@ def test_nothing_is_overwritten_and_unknown_formats_are_refused(folder, tmp_path
         save_pretrained(folder, LlamaModel(LLAMA))
     with pytest.raises(ValueError, match=r"LlamaModel as 'tutorial'; it must be written as 'huggingface'"):
         save_pretrained(tmp_path / "b", LlamaModel(LLAMA), format="tutorial")
-    for odd in ({"out_bias": True}, {"qkv_bias": True, "ff_bias": True}, {"windows": [3, 4]}, {"logit_softcap": 3.0}):
+    no_family = ({"out_bias": True, "qk_norm": "head"}, {"qkv_bias": True, "qk_norm": "all"}, {"windows": [3, 4]})
+    for odd in (*no_family, {"logit_softcap": 3.0}):
         with pytest.raises(ValueError, match=r"no model of transformers has all settings of this one, LlamaConfig\("):
             save_pretrained(tmp_path / "b", LlamaModel({**LLAMA, **odd}))
     assert not (tmp_path / "b").exists()

@@ -104,6 +104,17 @@ CONFIGS = {
     "smollm3, windows": lambda: transformers.SmolLM3Config(
         **_DEEP, **_NO_TOKENS, no_rope_layers=[1, 0, 0, 1], use_sliding_window=True, sliding_window=7,
     ),
+    "seed_oss": lambda: transformers.SeedOssConfig(**_DEEP, **_NO_TOKENS, head_dim=12, mlp_bias=True),
+    "ministral": lambda: transformers.MinistralConfig(
+        **_LLAMA, **_NO_TOKENS, head_dim=8, sliding_window=7, layer_types=["full_attention", "sliding_attention"]
+    ),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **_DEEP | {"num_hidden_layers": 5}, **_NO_TOKENS, sliding_window=9,
+        rope_parameters={
+            "full_attention": {**_YARN, "attention_factor": 1.1},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
     "olmo2": lambda: transformers.Olmo2Config(**_DEEP, **_NO_TOKENS),
     "gemma": lambda: transformers.GemmaConfig(**_DEEP, **_NO_TOKENS, head_dim=16),
     "gemma2": lambda: transformers.Gemma2Config(
@@ -345,7 +356,8 @@ def test_adapters_of_phi3_are_pefts(targets, scaling, tmp_path):
         np.testing.assert_allclose(ours(pa.asarray(tokens)).numpy(), logits, rtol=0, atol=1e-4)
         save_adapters(tmp_path / "ours", ours, base=str(tmp_path / "base"))
         made = nn.lora(plain, 2, "ff.*", alpha=6).eval()  # whose gate and up have first matrices of their own
-        changed = {n: pa.random.normal(p.shape) for n, p in made.named_parameters(only_trainable=True).items()}
+        pa.random.seed(0)
+        changed = {n: 0.2 * pa.random.normal(p.shape) for n, p in made.named_parameters(only_trainable=True).items()}
         made.load_parameters({**made.named_parameters(), **changed})
         save_adapters(tmp_path / "made", made, base=str(tmp_path / "base"))
         wanted = made(pa.asarray(tokens)).numpy()

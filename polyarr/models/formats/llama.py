@@ -60,6 +60,7 @@ class Family(NamedTuple):
         is_windowed: Function from config.json and the number of a block to whether the block has a sliding window,
             where "layer_types" does not say.
         tied: Default of "tie_word_embeddings".
+        head_dim: Default of "head_dim"; None for hidden_size / num_attention_heads.
         eps: Default of "rms_norm_eps".
         theta: Default of "rope_theta".
         local_theta: Default of "rope_local_base_freq", the base of blocks with a window; None if all have the same.
@@ -81,6 +82,7 @@ class Family(NamedTuple):
     window: int | None = 4096
     is_windowed: Callable[[Mapping[str, Any], int], bool] = lambda given, number: True
     tied: bool = False
+    head_dim: int | None = None
     eps: float = 1e-6
     theta: float = 10_000.0
     local_theta: float | None = None
@@ -96,7 +98,7 @@ class Family(NamedTuple):
         if given.get("num_key_value_heads") is None and "num_attention_heads" in given:
             given = {**given, "num_key_value_heads": given["num_attention_heads"]}
         sizes = sizes_of(given, _SIZES)
-        head_size = _head_size(given, sizes)
+        head_size = _head_size(given.get("head_dim", self.head_dim), sizes)
         given = {**given, "no_rope_layers": (rotary_blocks := self._rotary_blocks(given, sizes["n_layers"]))}
         found = {own: given.get(theirs, default) for own, (theirs, default) in self.settings.items()}
         return LlamaConfig(
@@ -121,7 +123,8 @@ class Family(NamedTuple):
         found |= {theirs: own_values[own] for own, (theirs, _) in self.settings.items()}
         found |= {"head_dim": config.head_size, "rms_norm_eps": config.norm_eps}
         found |= {"tie_word_embeddings": config.tie_embeddings, "rope_theta": config.rope_theta}
-        found |= {"rope_scaling": config.rope_scaling and written_scaling(config.rope_scaling)}
+        scaling = config.rope_scaling and written_scaling(config.rope_scaling)
+        found["rope_scaling"] = scaling
         if self.is_partial:
             share = (config.rotary_size or config.head_size) / config.head_size
             found["partial_rotary_factor"] = math.ceil(1e6 * share) / 1e6  # readers round share * head_size down
@@ -130,7 +133,10 @@ class Family(NamedTuple):
         if self.interval is not None:
             found["no_rope_layers"] = list(config.rotary_blocks or (1,) * config.n_layers)
         if self.local_theta is not None:
-            found["rope_local_base_freq"] = config.local_rope_theta or config.rope_theta
+            local = {"rope_type": "default", "rope_theta": config.local_rope_theta or config.rope_theta}
+            whole = {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta}
+            found["rope_local_base_freq"] = local["rope_theta"]  # which transformers reads before version 5
+            found["rope_parameters"] = {"sliding_attention": local, "full_attention": whole}
         if self.scalar is not None:
             found["query_pre_attn_scalar"] = round(scale**-2)
         written_windows = _written_windows(config)
@@ -213,8 +219,8 @@ def _is_size(name: str, value: Any) -> bool:
     return type(value) is int and 0 < value <= LlamaConfig._max_sizes[name]
 
 
-def _head_size(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
-    emb_dim, n_heads, size = sizes["emb_dim"], sizes["n_heads"], given.get("head_dim")
+def _head_size(size: Any, sizes: Mapping[str, Any]) -> Any:
+    emb_dim, n_heads = sizes["emb_dim"], sizes["n_heads"]
     if size is None:
         if type(emb_dim) is not int or type(n_heads) is not int or n_heads < 1 or emb_dim % n_heads:
             raise ValueError(f"its hidden_size is {emb_dim!r}, num_attention_heads is {n_heads!r}; it must divide it")
@@ -251,7 +257,7 @@ _PHI3_LAYERS = {
     "blocks.*.ff.gate": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(0, 2)),
     "blocks.*.ff.up": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(1, 2)),
 }
-_OF_GEMMA: dict[str, Any] = {"tied": True, "has_scaled_embeddings": True}
+_OF_GEMMA: dict[str, Any] = {"tied": True, "head_dim": 256, "has_scaled_embeddings": True}
 _GEMMA_FLAGS = {"activation": "gelu_tanh", "norm_offset": 1.0}
 _GEMMA_GIVEN: dict[str, Any] = {"fixed": _GELU, "layers": _OUT_NORMS, "scalar": 256, **_OF_GEMMA}
 
@@ -260,6 +266,7 @@ FAMILIES = (
     Family("llama", "Llama", _BIASES),
     Family("qwen2", "Qwen2", flags={"qkv_bias": True}, **_OF_QWEN),
     Family("mistral", "Mistral", windows=("sliding_window",)),
+    Family("ministral", "Ministral", windows=("sliding_window", "layer_types")),
     Family(
         "phi3",
         "Phi3",
@@ -282,7 +289,17 @@ FAMILIES = (
         theta=2_000_000.0,
         interval=4,
     ),
-    Family("qwen3", "Qwen3", _BIAS, {"qk_norm": "head"}, **_OF_QWEN),
+    Family("qwen3", "Qwen3", _BIAS, {"qk_norm": "head"}, head_dim=128, **_OF_QWEN),
+    Family(
+        "seed_oss",
+        "SeedOss",
+        {
+            "qkv_bias": ("attention_bias", True),
+            "out_bias": ("attention_out_bias", False),
+            "ff_bias": ("mlp_bias", False),
+        },
+        head_dim=128,
+    ),
     Family(
         "olmo2",
         "Olmo2",
@@ -290,6 +307,18 @@ FAMILIES = (
         {"norm_place": "after", "qk_norm": "all"},
         layers=_OUT_NORMS,
         eps=1e-5,
+    ),
+    Family(
+        "olmo3",
+        "Olmo3",
+        _BIAS,
+        {"norm_place": "after", "qk_norm": "all"},
+        layers=_OUT_NORMS,
+        windows=("sliding_window", "layer_types"),
+        is_windowed=lambda given, number: (number + 1) % 4 != 0,
+        eps=1e-5,
+        theta=500_000.0,
+        local_theta=500_000.0,
     ),
     Family(
         "gemma",
