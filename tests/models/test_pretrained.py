@@ -4,6 +4,7 @@ import json
 import math
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +295,22 @@ def test_phi3s_longrope_has_the_defaults_of_its_files():
         assert read({**given, "partial_rotary_factor": 1.0, "rope_parameters": nested}) == found
     found = read({**given, "rope_scaling": {**factors, "type": "su", "factor": 1.0}})
     assert found.rope_scaling.attention_factor == 1.0
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "olmo3"])
+def test_a_size_of_windows_is_written_even_if_no_block_has_one(kind):
+    """transformers does not compute these families without one."""
+    form = format_of({"model_type": kind})
+    settings = form.settings_of(replace(MODELS[kind]().config, windows=()))
+    assert settings["sliding_window"] == 4096 and set(settings["layer_types"]) == {"full_attention"}
+    assert form.config_of(settings).windows == ()
+
+
+def test_a_head_size_that_is_left_out_is_the_familys():
+    sizes = {"vocab_size": 9, "max_position_embeddings": 8, "hidden_size": 16, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "intermediate_size": 8}
+    for kind, size in {"llama": 8, "qwen2": 8, "qwen3": 128, "seed_oss": 128, "gemma": 256, "gemma2": 256}.items():
+        assert format_of({"model_type": kind}).config_of(sizes).head_size == size
 
 
 def test_every_share_of_a_head_is_read_as_it_was_written():

@@ -139,7 +139,8 @@ class Family(NamedTuple):
             found["rope_parameters"] = {"sliding_attention": local, "full_attention": whole}
         if self.scalar is not None:
             found["query_pre_attn_scalar"] = round(scale**-2)
-        written_windows = _written_windows(config)
+        # Gemma2 of transformers needs a size also if no block has a window.
+        written_windows = _written_windows(config, self.window if "layer_types" in self.windows else None)
         return found | {name: written_windows[name] for name in self.windows}
 
     def fits(self, config: LlamaConfig) -> bool:
@@ -228,11 +229,11 @@ def _head_size(size: Any, sizes: Mapping[str, Any]) -> Any:
     return size
 
 
-def _written_windows(config: LlamaConfig) -> dict[str, Any]:
-    """Return all settings of sliding windows, of which a family has some."""
+def _written_windows(config: LlamaConfig, unused: int | None) -> dict[str, Any]:
+    """Return all settings of sliding windows, of which a family has some; `unused` is the size if there are none."""
     windows = config.windows or (0,) * config.n_layers
     return {
-        "sliding_window": max(windows) or None,
+        "sliding_window": max(windows) or unused,
         "use_sliding_window": any(windows),
         "max_window_layers": next((number for number, size in enumerate(windows) if size), config.n_layers),
         "layer_types": ["sliding_attention" if size else "full_attention" for size in windows],
