@@ -113,7 +113,7 @@ class Batch:
         self._put = compile(_put, donate="caches")
         self._choose = compile(_choose, constants="limits", donate="history")
         self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
-        self._counts, self._spans = self._equal_parts()
+        self._parts = self._equal_parts()
 
     @property
     def free(self) -> int:
@@ -220,10 +220,11 @@ class Batch:
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def _equal_parts(self) -> tuple[list[int], list[int]]:
-        """Return the numbers of rows, and of positions, that give the bits of all of them, in ascending order.
+    def _equal_parts(self) -> list["_Part"]:
+        """Return the parts of the caches that give the bits of the whole, by what they cost; the last is the whole.
 
-        They are measured with random tokens in all rows, after random keys and values.
+        They are measured with random tokens in all rows, after random keys and values. How attention splits its work
+        may depend on rows and positions together, so each pair is measured.
         """
         for number, cache in enumerate(self._caches):
             noise = ops.random_bits(number, 0, cache.both, shape=cache.both.shape)
@@ -231,8 +232,10 @@ class Batch:
         rows, size = len(self._texts), self._caches[0].size
         counts = [2**power for power in range(rows.bit_length()) if 2**power < rows]
         spans = [CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size]
-        found = [count for count in counts if self._is_equal(_Part(count, size))]
-        return [*found, rows], [*(span for span in spans if self._is_equal(_Part(rows, span))), size]
+        counts = [*filter(lambda count: self._is_equal(_Part(count, size)), counts), rows]
+        spans = [*filter(lambda span: self._is_equal(_Part(rows, span)), spans), size]
+        pairs = [_Part(count, span) for span in spans for count in counts]
+        return [pair for pair in pairs if pair.rows == rows or pair.span == size or self._is_equal(pair)]
 
     def _is_equal(self, part: "_Part") -> bool:
         """Return whether a part of the caches gives the bits of the whole, for several tokens of each row."""
@@ -263,9 +266,8 @@ class Batch:
         for row, text in texts.items():
             tokens[row], positions[row] = text.last, text.done
             text.done += 1
-        count = next(count for count in self._counts if count > max(texts))
-        span = next(span for span in self._spans if span > positions.max())
-        logits = self._part_logits(_Part(count, span), tokens, positions)  # (B, V)
+        part = next(one for one in self._parts if one.rows > max(texts) and one.span > positions.max())
+        logits = self._part_logits(part, tokens, positions)  # (B, V)
         found = []
         for kind in sorted({text.kind for text in texts.values()}, key=repr):
             state, own = self._state[kind], {row: text for row, text in texts.items() if text.kind == kind}
