@@ -7,6 +7,7 @@ import warnings
 VARIABLES = {
     "POLYARR_BACKEND": "the backend to begin with; the library's default is numpy, the command's is opencl",
     "POLYARR_DEVICE": "the OpenCL device: its number, or a part of its name or of its platform's",
+    "POLYARR_API_KEY": "a key that `polyarr serve` requires of its clients",
     "POLYARR_PLUGINS": "load only the plugins with these entry points, separated by commas; empty for none",
     "POLYARR_STRICT_PLUGINS=1": "raise the errors of plugins instead of recording them",
     "POLYARR_TRACE=1": "print each call of an op to stderr: its inputs, its result, and what computes it; "

@@ -119,7 +119,7 @@ def _plan_rows(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | None:
     """Plan a product of a few rows (or columns) of float32 on a CPU; None for others."""
-    fits = dtype == float32 and p.x.along_k and p.y.along_k and p.batch == 1
+    fits = dtype == float32 and p.im2col is None and p.x.along_k and p.y.along_k and p.batch == 1
     return _plan(_rows_shape, device, dtype, p, aligned, epilogue) if fits and min(p.m, p.n) <= MAX_TILED_ROWS else None
 
 
