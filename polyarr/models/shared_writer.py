@@ -66,10 +66,10 @@ class SharedWriter(Writer):
 
     def reset(self) -> None:
         """Forget all calls, and begin with empty caches, such as after an error of the device."""
-        self._batch = self._new_batch()
         self._waiting: deque[tuple[Call, int]] = deque()
         self._running: dict[int, tuple[Call, int]] = {}
         self._ready: list[tuple[Call, Part]] = []
+        self._batch = self._new_batch()
 
     @property
     def is_idle(self) -> bool:

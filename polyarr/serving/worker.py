@@ -143,7 +143,7 @@ class Worker:
             except BaseException as error:  # drivers may raise anything, and the thread must go on
                 self._fail(jobs.values(), error)
                 jobs.clear()
-                self.writer.reset()
+                self._reset()
                 continue
             for call, part in found:
                 jobs[call].give(part)
@@ -166,6 +166,13 @@ class Worker:
                 except BaseException as error:
                     self._fail([job], error)
         return not self._is_closed
+
+    def _reset(self) -> None:
+        """Let the writer begin anew; if it fails again, later requests are told, and try once more."""
+        try:
+            self.writer.reset()
+        except BaseException as error:
+            _log.error("the model does not recover: %s", in_one_line(error) or type(error).__name__, exc_info=error)
 
     def _begun(self, request: CompletionRequest) -> Call:
         options = {"stop": request.stop, "seed": request.seed, "echo": request.echo is not None}

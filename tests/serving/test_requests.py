@@ -65,6 +65,19 @@ def test_an_error_of_the_driver_is_that_requests_alone(scripted, runner, caplog,
     assert client(COMPLETION, ASK).json()["choices"][0]["text"] == "xxx"
 
 
+def test_a_device_that_does_not_recover_leaves_the_server_answering(scripted, runner, caplog, monkeypatch):
+    """Each request is told; none waits for a thread that has ended."""
+    service, writer = scripted
+    client = Client(service, runner)
+    writer.fault = RuntimeError("lost device")
+    forget = writer.reset
+    monkeypatch.setattr(writer, "reset", lambda: forget() or 1 / 0)
+    for _ in range(2):
+        writer.go.release(1)
+        assert "the model failed: lost device" in error_of(client(COMPLETION, ASK))
+    assert caplog.text.count("the model does not recover") == 2
+
+
 def test_an_error_within_a_stream_is_its_last_event(scripted, runner):
     service, writer = scripted
 
