@@ -72,10 +72,10 @@ def test_a_device_that_does_not_recover_leaves_the_server_answering(scripted, ru
     writer.fault = RuntimeError("lost device")
     forget = writer.reset
     monkeypatch.setattr(writer, "reset", lambda: forget() or 1 / 0)
-    for _ in range(2):
+    for _ in range(3):
         writer.go.release(1)
         assert "the model failed: lost device" in error_of(client(COMPLETION, ASK))
-    assert caplog.text.count("the model does not recover") == 2
+    assert caplog.text.count("the model does not recover") >= 2  # the last one may be written after the answer
 
 
 def test_an_error_within_a_stream_is_its_last_event(scripted, runner):
