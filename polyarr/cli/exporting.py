@@ -23,14 +23,14 @@ from polyarr.training.recipes import COMPUTED
     help="File format.",
 )
 @click.option(
-    "--dtype", type=click.Choice(COMPUTED), help="Dtype of the written weights.  [default: that of the run]"
+    "--dtype", type=click.Choice(COMPUTED), help="Dtype of the written weights.  [default: the run's dtype]"
 )
 @click.option(
     "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Checkpoint to export."
 )
 @click.option(
     "--gguf-type", type=click.Choice(list(TYPES)),
-    help="Type of the matrices of a GGUF file.  [default: that of the run]",
+    help="Type of the matrices of a GGUF file.  [default: the run's dtype]",
 )
 @click.option("--base", metavar="NAME", help="Base model of adapters.  [default: the one that the run began with]")
 def command(

@@ -54,7 +54,7 @@ def starting_options(command: F) -> F:
 
 def dtype_option(command: F) -> F:
     """Add the option of the dtype in which a model is loaded to a command."""
-    words = "Convert the weights to this dtype, and compute in it.  [default: that of the weights]"
+    words = "Convert the weights to this dtype, and compute in it.  [default: the dtype of the weights]"
     return click.option("--dtype", type=click.Choice(COMPUTED), help=words)(command)
 
 

@@ -285,7 +285,7 @@ class Batch:
 
 
 class _State:
-    """What the sampling of one kind needs of all rows: numbers, penalties' history and bias."""
+    """Inputs of one kind of sampling for all rows: numbers, penalties' history and bias."""
 
     def __init__(self, rows: int, size: int, history: dict[str, Array], bias: Array | None) -> None:
         self._rows, self._numbers, self._inputs = rows, dict[str, np.ndarray](), dict[str, Array]()
@@ -293,7 +293,7 @@ class _State:
         self.bias = None if bias is None else ops.fill(0, bias, shape=(rows, size), dtype=bias.dtype)
 
     def put(self, row: int, numbers: dict[str, float], history: dict[str, Array], bias: Array | None) -> None:
-        """Set what belongs to a row."""
+        """Set the inputs of a row."""
         for name, value in numbers.items():
             held = self._numbers.setdefault(name, np.ones((self._rows, 1), np.float32))
             held[row] = value

@@ -56,7 +56,7 @@ def save_gguf(
     Args:
         path: The file, which must not exist.
         model: A GPTModel or a LlamaModel.
-        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: that of the model's token embedding.
+        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: the token embedding's.
         tokenizer: Tokenizer of the model. None, or one without subwords: the file has none.
 
     Raises:

@@ -71,7 +71,7 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
 
     Args:
         path: The folder, or the file.
-        dtype: Dtype of the model's parameters; None: that of the file, or float32 if the file has float64 or several
+        dtype: Dtype of the model's parameters; None: the file's, or float32 if the file has float64 or several
             dtypes. A GGUF file's is float32 if its matrices are, or else bfloat16.
 
     Returns:
@@ -255,7 +255,7 @@ def save_pretrained(
         path: Folder, which is created if it does not exist.
         model: A GPTModel or a LlamaModel.
         format: "huggingface", which transformers loads, or "tutorial", the GPT of Raschka's book.
-        dtype: Dtype of the written weights; None: that of the model's token embedding.
+        dtype: Dtype of the written weights; None: the token embedding's.
         shard_bytes: Largest size of a file; larger weights become several files with an index.
         special_tokens: Ids of special tokens for config.json, such as eos_token_id. pad_token_id, bos_token_id and
             eos_token_id are null unless they are given.

@@ -14,7 +14,7 @@ from polyarr.text import Tokenizer
 
 
 class Call:
-    """What one caller asks a SharedWriter for: the texts after some prompts."""
+    """Request of one caller of a SharedWriter: the texts after some prompts."""
 
     def __init__(
         self, prompts: list[np.ndarray], rows: list[Row], how: Sampling, seed: int | None, top: int | None, echo: bool
@@ -25,12 +25,12 @@ class Call:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the prompts are scored, too."""
+        """True if the log-probabilities of the prompts are wanted, too."""
         return self.echo and self.top is not None
 
     @property
     def is_done(self) -> bool:
-        """Whether all texts are complete."""
+        """True if all texts are complete."""
         return not self.left
 
 
@@ -73,7 +73,7 @@ class SharedWriter(Writer):
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """True if there is nothing to do."""
         return not (self._waiting or self._running or self._ready)
 
     def begin(

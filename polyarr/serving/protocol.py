@@ -100,7 +100,7 @@ class CompletionRequest:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether only the most likely texts are the answer."""
+        """True if only the most likely texts are the answer."""
         return self.best_of > self.n
 
 

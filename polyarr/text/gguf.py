@@ -173,7 +173,7 @@ def _sentencepiece(library: Any, given: Mapping[str, Any], tokens: list[str], ty
     scores = given.get("scores")
     if not isinstance(scores, list) or len(scores) < len(tokens) or not all(type(s) is float for s in scores):
         raise ValueError("its tokenizer.ggml.scores is not a list of a number for each token")
-    if str(given.get("general.architecture")).startswith("gemma"):  # whose order of merges is that of its tokens
+    if str(given.get("general.architecture")).startswith("gemma"):  # which orders merges as its tokens
         scores = [-float(number) for number in range(len(tokens))]
     numbers = {token: number for number, token in enumerate(tokens)}
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)

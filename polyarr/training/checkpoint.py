@@ -184,7 +184,7 @@ def load_checkpoint(
         folder: The folder of a run.
         name: "best", "last", or "step-N" for step N.
         world: The processes that load it together; the first one reads the file.
-        dtype: Dtype of the model's parameters; None: that of the file. Adapters beside 16-bit weights are float32.
+        dtype: Dtype of the model's parameters; None: the file's. Adapters beside 16-bit weights are float32.
 
     Returns:
         The checkpoint.

@@ -67,7 +67,7 @@ def import_model(
         context_length: New, shorter context of the model; a RuntimeWarning says what is lost. None: the model's own.
         tokenizer: The tokenizer; None: the one beside the model, or, without one, texts are the numbers of tokens.
         adapters: Folder of adapters that `load_adapters` reads, to be merged into the weights; None: none.
-        dtype: Dtype of the parameters; None: that of the file, as in `load_pretrained`.
+        dtype: Dtype of the parameters; None: the file's, as in `load_pretrained`.
         overwrite: Whether to replace a run in the folder.
 
     Returns:
@@ -116,7 +116,7 @@ def load_model(
     Args:
         path: Folder of a run, or folder or file that `load_pretrained` reads.
         name: Name of the checkpoint.
-        dtype: Dtype of the parameters; None: that of the file, as in `load_pretrained`.
+        dtype: Dtype of the parameters; None: the file's, as in `load_pretrained`.
 
     Raises:
         OSError: A file cannot be read.
@@ -192,9 +192,9 @@ def export_model(
         name: Name of the checkpoint.
         format: "huggingface" or "tutorial" as in `save_pretrained`, or "gguf" as in `save_gguf`, with adapters merged;
             "peft" for adapters alone, as in `save_adapters`.
-        dtype: Dtype of the written weights; None: that of the run, and float32 for "peft".
+        dtype: Dtype of the written weights; None: the run's, and float32 for "peft".
         base: For "peft", path or hub name of the base model; None: the one that the run states.
-        gguf_type: For "gguf", type of the written matrices; None: that of the run.
+        gguf_type: For "gguf", type of the written matrices; None: the run's dtype.
 
     Returns:
         The checkpoint; its adapters are merged if they are in the file.

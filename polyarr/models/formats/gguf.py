@@ -131,7 +131,7 @@ class GGUFTensor(NamedTuple):
 
 
 class Header(Protocol):
-    """What a GGUF file says of a model; a GGUFFile has it, and what will be written."""
+    """Metadata and entries of a model in a GGUF file: those of a GGUFFile, or of a file to be written."""
 
     metadata: dict[str, Any]
     entries: Mapping[str, GGUFEntry]
