@@ -77,24 +77,11 @@ class KeyValueCache(Module):
             together: Whether to copy both at once, which is faster if they are slices of one array.
         """
         if isinstance(position, Array) and position.ndim:
-            self.both.rebind(self._with_rows(ops.stack([k, v]), position))
+            self.both.rebind(ops.cache_update(self.both, k, v, position))
             return
         for first, new in [(0, ops.stack([k, v]))] if together else [(0, k[None]), (1, v[None])]:
             both = ops.slice_update(self.both, new, (first, 0, 0, position, 0), steps=(1, 1, 1, 1, 1))
             self.both.rebind(both)
-
-    def _with_rows(self, new: Array, position: Array) -> Array:
-        """Return the cache with keys and values (2, B, H, 1, D) at the positions (B,) of the first B rows."""
-        count, (two, rows, heads, size, width) = new.shape[1], self.both.shape
-        steps = ((two, rows * heads), (count, heads), (heads, 1))  # length and step, in heads, of each axis
-        first = sum(
-            ops.reshape(ops.iota(0, step * size, position, size=n, dtype=int32), shape=(n,) + (1,) * (2 - axis))
-            for axis, (n, step) in enumerate(steps)
-        )
-        at = ops.reshape(first + by_row(position, 2), shape=(two * count * heads,))  # of (2, B, H)
-        flat = ops.reshape(self.both, shape=(two * rows * heads * size, width))
-        found = ops.scatter(flat, at, ops.reshape(new, shape=(two * count * heads, width)), axis=0)
-        return ops.reshape(found, shape=self.both.shape)
 
     def seen(self, count: int, position: int | Array, padding: Array | None = None, window: int = 0) -> Array:
         """Return the attention mask of queries from a position on: the positions that each query attends to.

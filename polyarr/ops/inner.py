@@ -17,6 +17,7 @@ from polyarr.ops.head import cross_entropy_and_gradient
 from polyarr.ops.index import argtopk
 from polyarr.ops.joining import concat, repeat
 from polyarr.ops.linalg import matrix_product, vector_norm
+from polyarr.ops.nn import cache_update
 from polyarr.ops.optim import adamw, sgd
 from polyarr.ops.pool import adaptive_mean_pool, interpolate, max_pool, mean_pool
 from polyarr.ops.random import random_bits

@@ -48,6 +48,8 @@ def moved(call: Call) -> int:
     if call.op in VIEWS:
         return 0
     read = list(call.specs)
+    if call.op is ops.cache_update:
+        return 2 * sum(map(nbytes, call.specs[1:3]))
     if call.op in PARTLY_READ:
         at = PARTLY_READ[call.op] + (call.part == "backward")
         read[at] = None if call.part == "backward" else call.out

@@ -333,6 +333,14 @@ def int8_linear(
     return ACTIVATIONS[activation](x @ weight.astype(x.dtype).T * scale + (0 if bias is None else bias))
 
 
+def cache_update(cache: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the cache with the keys and values of its first rows at their positions."""
+    found = cache.copy()
+    for row, position in enumerate(positions):
+        found[:, row, :, position] = k[row, :, 0], v[row, :, 0]
+    return found
+
+
 def dropout(x: np.ndarray, key: int, counter: int, *, rate: float) -> np.ndarray:
     """Return x / (1 - rate) where the upper 24 random bits reach the rate, else 0."""
     kept = random_bits(key, counter, shape=x.shape) >> 8 >= round(rate * 2**24)

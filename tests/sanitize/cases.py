@@ -219,6 +219,8 @@ def indices() -> Iterator[Case]:
                 f"scatter_add {label}", lambda x, i, u, a=axis: ops.scatter_add(x, i, u, axis=a), (x, at, updates)
             )
     yield Case("scatter few", partial(ops.scatter, axis=0), (array(5, 3), whole(4, below=5), array(4, 3)))
+    cache, new = array(2, 3, 2, 5, 4), array(2, 2, 1, 4)
+    yield Case("cache_update", ops.cache_update, (cache, new, new, whole(2, below=5)))
     yield Case("take_along_axis", lambda x, i: ops.take_along_axis(x, i, axis=1), (array(3, 5, 2), whole(3, 4, 1)))
     yield Case("take rows of 8", lambda x, i: ops.take(x, i, axis=0), (array(5, 16), whole(40)))
     yield Case("take nothing", lambda x, i: ops.take(x, i, axis=0), (array(5, 3), whole(0)))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr import ops
-from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.attention import attention, cache_update
 from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
@@ -49,6 +49,7 @@ KERNELS = {
     ops.argsort: sort.argsort,
     ops.sort: sort.sort,
     ops.argtopk: topk.argtopk,
+    ops.cache_update: cache_update.cache_update,
     ops.int8_linear: int8_linear.int8_linear,
     ops.matrix_product: matmul.matmul,
     ops.matmul: matmul.matmul,

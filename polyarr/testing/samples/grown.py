@@ -121,6 +121,14 @@ def embedded(data: Callable, i: int, table: tuple, count: tuple, limit: int) -> 
     return Sample((data(table, 6), Data(count, "int64", "below", seed=5, limit=limit)))
 
 
+@of_rows
+def cached(data: Callable, i: int, cache: tuple, rows: int) -> Sample:
+    """Make a call of a row: the shape of a cache, and the number of rows that change."""
+    new = (rows, cache[2], 1, cache[4])
+    at = Data((rows,), "int32", "index", seed=5, limit=cache[3])
+    return Sample((data(cache, 6), data(new, 7), data(new, 8), at))
+
+
 # ---- products and convolutions -------------------------------------------------------------------------------------
 
 

@@ -110,6 +110,7 @@ HUGE |= {
     ops.scatter_add: grown.indexed(_BELOW, updates=True),
     ops.take_along_axis: grown.indexed_along(_ALONG),
     ops.scatter_add_along_axis: grown.indexed_along(_ALONG, updates=True),
+    ops.cache_update: grown.cached((((2, 67, 3, 1031, 33), 67), ((2, 300, 70, 5, 33), 300))),
     ops.embedding: grown.embedded((
         (TALL, (3, 70), TALL[0]), ((7, 33), (UPDATES,), 1), ((300, 768), (2, 1100), 300), ((33, 4), (300_007,), 33),
     )),

@@ -97,6 +97,7 @@ LARGE |= {
     ops.scatter_add: grown.indexed(_BELOW, updates=True),
     ops.take_along_axis: grown.indexed_along(_ALONG),
     ops.scatter_add_along_axis: grown.indexed_along(_ALONG, updates=True),
+    ops.cache_update: grown.cached((((2, 67, 3, 131, 33), 67), ((2, 5, 1, 1031, 131), 3))),
     ops.embedding: grown.embedded((((70001, 3), (70,), 70001), ((140, 1031), (2, 67), 140), ((33, 4), (30011,), 33))),
 }
 

@@ -221,6 +221,20 @@ def _embedding(dtype: str) -> SearchStrategy[Sample]:
     ).flatmap(memoized(lambda t: drawn(*t[0], t[1], t[2])))
 
 
+def _cache_updates(dtype: str) -> SearchStrategy[Sample]:
+    def drawn(rows: int, sizes: tuple, index: str) -> SearchStrategy:
+        own, heads, length, width = sizes
+        new = [datas((rows, heads, 1, width), dtype)] * 2
+        at = datas((rows,), index, ("index",), limit=length)
+        return samples(datas((2, rows + own, heads, length, width), dtype), *new, at)
+
+    sizes = st.sampled_from(((0, 2, 5, 4), (2, 3, 33, 8), (1, 1, 1, 1), (0, 1, 7, 5)))
+    return st.tuples(st.sampled_from((3, 1, 0)), sizes, st.sampled_from(("int32", "int64"))).flatmap(
+        memoized(lambda t: drawn(*t))
+    )
+
+
+SAMPLES[ops.cache_update] = Entry(_cache_updates, _cache_updates, ref.cache_update, "exact", FLOATING)
 SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
 
 
