@@ -1,7 +1,7 @@
 """Batch: texts that one model writes side by side, and that come and go between tokens (continuous batching)."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,10 @@ from polyarr.nn import KeyValueCache
 CHUNK = 256  # tokens of a prompt that are computed between two tokens of the other texts
 _PROOFS = 4  # tokens of each row for which a part of the caches must give the bits of the whole
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
+# Rows of the inputs of a step: the last token, or -1 if the device has it; its position; the random number, in units of
+# _UNIT; the number of the text's kind of sampling.
+_INPUTS = ("token", "position", "unit", "kind")
+_UNIT = 2.0**-24
 
 
 class Sampled(NamedTuple):
@@ -63,7 +67,13 @@ class _Text:
         self.bias = bias_of(how.logit_bias, size)
         self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
         self.caches: list[KeyValueCache] | None = None  # while the prompt is computed
-        self.done, self.last = 0, None  # tokens in the caches; the last sampled token
+        self.done = 0  # tokens in the caches
+        self.last: int | None = None  # the last sampled token; None while the prompt is computed
+        self.is_on_device = False  # whether the device has the last sampled token already
+
+    def draw(self) -> int:
+        """Return the next random number of the text, in units of _UNIT; 0 if it needs none."""
+        return int(next(self.units) / _UNIT) if self.units else 0
 
     @property
     def end(self) -> int:
@@ -71,11 +81,19 @@ class _Text:
         return len(self.prompt) if self.echo else min(self.done + CHUNK, len(self.prompt))
 
 
+class _Launched(NamedTuple):
+    """Tokens of one kind of sampling that the device computes."""
+
+    texts: dict[int, _Text]
+    tokens: Array
+    logprobs: Logprobs | None
+
+
 class Batch:
     """Texts that one model writes side by side; each may begin and end at any token of the others.
 
-    A step computes one more token of each text. Prompts are computed in chunks, one chunk a step, so that a long one
-    does not hold up the others.
+    A step computes one more token of each text. The device computes the tokens of the next step while the caller uses
+    those of this one. Prompts are computed in chunks, one chunk a step, so that a long one does not hold up the others.
 
     The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
     rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give,
@@ -109,7 +127,9 @@ class Batch:
         self._begin: list[int] = []  # rows whose prompts are not complete, the first to come first
         self._caches = self._model.caches(rows, cache_capacity(self._model, self.length, 0))
         self._state: dict[_Kind, _State] = {}
-        self._logits = compile(_logits, constants="rows", donate="caches")
+        self._last = creation.zeros((rows, 1), dtype=int32)  # the last token of each row
+        self._launched: list[_Launched] = []
+        self._logits = compile(_logits, constants="count", donate="caches")
         self._put = compile(_put, donate="caches")
         self._choose = compile(_choose, constants="limits", donate="history")
         self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
@@ -158,8 +178,9 @@ class Batch:
     def step(self) -> list[Sampled]:
         """Compute one chunk of a prompt, if there is one to compute, and one more token of each other text.
 
-        A text whose prompt is complete gets its first token in the same step. A text may have as many tokens as fit
-        into `length` beside its prompt; after that, it must be removed.
+        A text whose prompt is complete gets its first token in the same step. If there are other texts, its second
+        token comes two steps later. A text may have as many tokens as fit into `length` beside its prompt; after that,
+        it must be removed.
 
         Returns:
             The results by row; [] if there are no texts, or no prompt is complete.
@@ -167,9 +188,10 @@ class Batch:
         Raises:
             ValueError: A text is as long as `length` allows.
         """
-        writing = {row: text for row, text in enumerate(self._texts) if text is not None and text.last is not None}
-        found = self._written(writing) if writing else []
-        return sorted([*found, *self._begun()], key=lambda one: (one.row, one.token is not None))
+        now = self._launched or self._launch()
+        self._launched = self._launch(now)
+        begun = self._begun()  # before the device is waited for
+        return sorted([*self._results(now), *begun], key=lambda one: (one.row, one.token is not None))
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -198,11 +220,12 @@ class Batch:
         """Return the first token of a text for logits (1, V), and put the text into the state of its kind."""
         prompt = creation.asarray(text.prompt[None])
         history = history_of(prompt, None, self._size, text.numbers)
-        units = creation.asarray(_column([text]))
+        units = creation.asarray(np.array([[text.draw()]], np.int32)).astype(float32) * _UNIT
         numbers = {name: creation.asarray(np.array([[v]], np.float32)) for name, v in text.numbers.items()}
         limits = text.kind.top_k, self._size, text.kind.top
         bias = None if text.bias is None else text.bias[None]
-        token, history, logprobs = _choose(logits, units, history, numbers, bias, limits)
+        like = ops.astype(ops.zeros_like(logits[:, :1]), dtype=int32)
+        token, history, logprobs = sampled(logits, like, history, (units, 0), numbers, bias, limits)
         if text.kind not in self._state:
             if len(self._state) >= _MAX_KINDS:
                 self._forget()
@@ -242,46 +265,63 @@ class Batch:
         rows, generator = len(self._texts), np.random.default_rng(0)
         whole = _Part(rows, self._caches[0].size)
         for _ in range(_PROOFS):
-            tokens = generator.integers(0, self._size, rows).astype(np.int32)
-            positions = generator.integers(0, min(part.span, self.length), rows).astype(np.int32)
-            wanted, found = (self._part_logits(one, tokens, positions).numpy() for one in (whole, part))
+            inputs = np.zeros((len(_INPUTS), rows), np.int32)
+            inputs[_INPUTS.index("token")] = generator.integers(0, self._size, rows)
+            inputs[_INPUTS.index("position")] = generator.integers(0, min(part.span, self.length), rows)
+            wanted, found = (self._part_logits(one, creation.asarray(inputs)).numpy() for one in (whole, part))
             if found[: part.rows].tobytes() != wanted[: part.rows].tobytes():
                 return False
         return True
 
-    def _part_logits(self, part: "_Part", tokens: np.ndarray, positions: np.ndarray) -> Array:
+    def _part_logits(self, part: "_Part", inputs: Array) -> Array:
         """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
         if self._caches[0].span != part.span:
             for cache in self._caches:
                 cache.span = part.span
-        inputs = creation.asarray(tokens[: part.rows, None]), self._caches, creation.asarray(positions[: part.rows])
-        return self._logits(self._model, *inputs, len(self._texts))
+        return self._logits(self._model, self._last, inputs, self._caches, part.rows)
 
-    def _written(self, texts: dict[int, _Text]) -> list[Sampled]:
-        """Return one more token of each of these texts."""
-        if full := [row for row, text in texts.items() if text.done >= self.length]:
-            raise ValueError(f"Batch: the text of row {full[0]} has {self.length} tokens, which is all it may have")
-        rows = len(self._texts)
-        tokens, positions = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
-        for row, text in texts.items():
-            tokens[row], positions[row] = text.last, text.done
-            text.done += 1
-        part = next(one for one in self._parts if one.rows > max(texts) and one.span > positions.max())
-        logits = self._part_logits(part, tokens, positions)  # (B, V)
-        found = []
-        for kind in sorted({text.kind for text in texts.values()}, key=repr):
-            state, own = self._state[kind], {row: text for row, text in texts.items() if text.kind == kind}
-            units = np.zeros((rows, 1), np.float32)
-            units[[*own]] = _column([*own.values()])
-            limits = kind.top_k, self._size, kind.top
-            chosen, state.history, logprobs = self._choose(
-                logits, creation.asarray(units), state.history, state.inputs(), state.bias, limits
+    def _launch(self, before: Sequence[_Launched] = ()) -> list[_Launched]:
+        """Begin to compute one more token of each text, after those that are being computed already."""
+        texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.last is not None}
+        full = {row for row, text in texts.items() if text.done >= self.length}
+        if lost := full - {row for one in before for row in one.texts}:
+            raise ValueError(f"Batch: the text of row {min(lost)} has {self.length} tokens, which is all it may have")
+        if not (texts := {row: text for row, text in texts.items() if row not in full}):
+            return []
+        kinds = sorted({text.kind for text in texts.values()}, key=repr)
+        given = self._inputs(texts, kinds)
+        furthest = given[_INPUTS.index("position")].max()
+        part = next(one for one in self._parts if one.rows > max(texts) and one.span > furthest)
+        inputs, found = creation.asarray(given), []
+        logits = self._part_logits(part, inputs)  # (B, V)
+        for number, kind in enumerate(kinds):
+            state, limits = self._state[kind], (kind.top_k, self._size, kind.top)
+            self._last, state.history, logprobs = self._choose(
+                logits, self._last, inputs, number, state.history, state.inputs(), state.bias, limits
             )
-            drawn, scored = chosen.numpy()[:, 0].tolist(), logprobs and [each.numpy() for each in logprobs]
-            for row, text in own.items():
-                text.last = drawn[row]
-                found.append(Sampled(row, drawn[row], scored and tuple(each[row] for each in scored)))
+            own = {row: text for row, text in texts.items() if text.kind == kind}
+            found.append(_Launched(own, self._last, logprobs))
         return found
+
+    def _inputs(self, texts: dict[int, _Text], kinds: list[_Kind]) -> np.ndarray:
+        """Return the inputs of a step, int32 of shape (4, B); each text then has one more token in the caches."""
+        inputs = np.zeros((len(_INPUTS), len(self._texts)), np.int32)
+        inputs[_INPUTS.index("kind")] = -1
+        for row, text in texts.items():
+            token = -1 if text.is_on_device else text.last
+            inputs[:, row] = token, text.done, text.draw(), kinds.index(text.kind)
+            text.is_on_device = True
+            text.done += 1
+        return inputs
+
+    def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
+        """Yield the tokens that were computed, of the texts that are still there."""
+        for texts, tokens, logprobs in launched:
+            drawn, scored = tokens.numpy()[:, 0].tolist(), logprobs and [each.numpy() for each in logprobs]
+            for row, text in texts.items():
+                if self._texts[row] is text:
+                    text.last = drawn[row]
+                    yield Sampled(row, drawn[row], scored and tuple(each[row] for each in scored))
 
 
 class _State:
@@ -314,22 +354,18 @@ def _with_row(x: Array, new: Array, row: int) -> Array:
     return ops.slice_update(x, new, (row, 0), steps=(1, 1))
 
 
-def _column(texts: list[_Text]) -> np.ndarray:
-    """Return the next uniform number of each text, float32 of shape (B, 1); 0 for those that need none."""
-    return np.array([[next(text.units) if text.units else 0.0] for text in texts], np.float32)
-
-
 def _row_of(logprobs: Logprobs, row: int) -> tuple[np.ndarray, ...]:
     return tuple(each.numpy()[row] for each in logprobs)
 
 
-def _logits(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], positions: Array, rows: int) -> Array:
-    """Return the logits (rows, V) of the token after tokens (R, 1) at positions (R,) in the first R rows, and zeros."""
-    logits = model.next_token_logits(tokens, caches, positions)  # (R, V)
-    count, size = logits.shape
+def _logits(model: LanguageModel, last: Array, inputs: Array, caches: list[KeyValueCache], count: int) -> Array:
+    """Return the logits (B, V) of the next token in the first `count` rows, and zeros, for inputs of a step (4, B)."""
+    rows, given = inputs.shape[1], inputs[_INPUTS.index("token")][:count]
+    tokens = ops.where(given < 0, last[:count, 0], given)[:, None]
+    logits = model.next_token_logits(tokens, caches, inputs[_INPUTS.index("position")][:count])  # (count, V)
     if count == rows:
         return logits
-    return ops.concat([logits, ops.fill(0, logits, shape=(rows - count, size), dtype=logits.dtype)])
+    return ops.concat([logits, ops.fill(0, logits, shape=(rows - count, logits.shape[1]), dtype=logits.dtype)])
 
 
 def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int) -> None:
@@ -340,12 +376,18 @@ def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int) -> Non
 
 def _choose(
     logits: Array,
-    units: Array,
+    last: Array,
+    inputs: Array,
+    number: int,
     history: dict[str, Array],
     numbers: dict[str, Any],
     bias: Array | None,
     limits: tuple[int | None, int, int | None],
 ) -> tuple[Array, dict[str, Array], Logprobs | None]:
-    """Return tokens (B, 1) for logits (B, V), the histories after them, and their log-probabilities."""
-    like = ops.astype(ops.zeros_like(logits[:, :1]), dtype=int32)
-    return sampled(logits, like, history, (units, 0), numbers, bias, limits)
+    """Return the last tokens (B, 1), the histories after them and their log-probabilities, for logits (B, V).
+
+    Rows of another kind of sampling than the given number keep their last token.
+    """
+    units = ops.astype(inputs[_INPUTS.index("unit")], dtype=float32)[:, None] * _UNIT
+    tokens, history, logprobs = sampled(logits, last, history, (units, 0), numbers, bias, limits)
+    return ops.where(inputs[_INPUTS.index("kind")][:, None] == number, tokens, last), history, logprobs
