@@ -1,6 +1,5 @@
 """Text completion: a model with its tokenizer, stop strings, log-probabilities, and the reason why a text ended."""
 
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import Sample, limit_to_context, next_token, sample
 from polyarr.ops.validation import whole
 from polyarr.text import Tokenizer
+from polyarr.text.sandbox import text_stream
 
 # Compiled programs that are kept, one for each number of rows, capacity of caches and kind of sampling. Without a
 # limit, the requests of a server would fill its memory with them.
@@ -214,9 +214,11 @@ class Writer:
                 for i, prompt in enumerate(prompts):
                     yield self._prompt_part(i, rows[i], prompt, of_rows[i], top)
                 continue
-            for i, token in enumerate(tokens.numpy()[:, 0].tolist()):
-                if rows[i].finish is None:
-                    yield self._token_part(i, rows[i], token, of_rows[i], top)
+            given = tokens.numpy()[:, 0].tolist()
+            going = [i for i, row in enumerate(rows) if row.finish is None]
+            texts = Row.decoded([rows[i] for i in going], [given[i] for i in going])
+            for i, text in zip(going, texts, strict=True):
+                yield self._token_part(i, rows[i], given[i], text, of_rows[i], top)
             if all(row.finish for row in rows):
                 return
 
@@ -229,11 +231,11 @@ class Writer:
         return Part(index, "", 0, row.finish, (begin, *self._scored(others, logprobs, top)))
 
     def _token_part(
-        self, index: int, row: "Row", token: int, logprobs: Sequence[np.ndarray] | None, top: int | None
+        self, index: int, row: "Row", token: int, decoded: str, logprobs: Sequence[np.ndarray] | None, top: int | None
     ) -> Part:
-        """Return the part that a token of a row adds, with its log-probabilities, (1, ...)."""
+        """Return the part that a token of a row adds, with its characters and its log-probabilities, (1, ...)."""
         scored = () if top is None else self._scored([token], logprobs, top, row.characters)
-        text = row.add(token)
+        text = row.add(token, decoded)
         return Part(index, text, row.count, row.finish, scored)
 
     def _scored(
@@ -295,28 +297,33 @@ class Row:
     ) -> None:
         self.count, self.characters, self.finish = 0, 0, None if most else "length"
         self._most, self._ends, self._stops = most, frozenset(ends), Stops(stop)
-        self._given: deque[int | None] = deque()
-        self._parts = tokenizer.stream(iter(self._given.popleft, None), after=prompt.tolist())
+        self._stream = text_stream(tokenizer, after=prompt.tolist())
 
-    def add(self, token: int) -> str:
-        """Add a token; return the characters that became known."""
+    @staticmethod
+    def decoded(rows: "Sequence[Row]", tokens: Sequence[int]) -> list[str]:
+        """Return the characters that a token adds to each row, whose tokenizer is the same; "" for tokens that end."""
+        texts = [""] * len(rows)
+        going = [i for i, row in enumerate(rows) if tokens[i] not in row._ends]
+        if going:
+            streams = [rows[i]._stream for i in going]
+            found = streams[0].add_each(streams, [tokens[i] for i in going])
+            for i, text in zip(going, found, strict=True):
+                texts[i] = text
+        return texts
+
+    def add(self, token: int, decoded: str) -> str:
+        """Add a token with the characters that it adds; return the characters that became known."""
         self.count += 1
+        self.characters += len(decoded)
         is_end = token in self._ends
-        text = "" if is_end else self._stops.add(self._decoded(token))
+        text = "" if is_end else self._stops.add(decoded)
         if is_end or self._stops.is_found:
             self.finish = "stop"
         elif self.count == self._most:
             self.finish = "length"
         if self.finish and not self._stops.is_found:
-            self._given.append(None)
-            text += self._stops.add("".join(self._parts)) + self._stops.rest()
+            text += self._stops.add(self._stream.rest()) + self._stops.rest()
             self.finish = "stop" if self._stops.is_found else self.finish
-        return text
-
-    def _decoded(self, token: int) -> str:
-        self._given.append(token)
-        text = next(self._parts)
-        self.characters += len(text)
         return text
 
 

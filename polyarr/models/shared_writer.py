@@ -133,13 +133,18 @@ class SharedWriter(Writer):
             call, i = self._waiting.popleft()
             asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
             self._running[self._batch.add(call.prompts[i], *asked)] = call, i
-        for one in self._batch.step():
+        results = self._batch.step()
+        tokens = {one.row: one.token for one in results if one.token is not None and one.row in self._running}
+        rows = [call.rows[i] for call, i in map(self._running.get, tokens)]
+        texts = dict(zip(tokens, Row.decoded(rows, [*tokens.values()]), strict=True))
+        for one in results:
             if one.row not in self._running:  # its prompt was scored, and no more was asked for
                 continue
             call, i = self._running[one.row]
-            made = self._prompt_part if one.token is None else self._token_part
-            given = call.prompts[i] if one.token is None else one.token
-            part = made(i, call.rows[i], given, one.logprobs, call.top)
+            if one.token is None:
+                part = self._prompt_part(i, call.rows[i], call.prompts[i], one.logprobs, call.top)
+            else:
+                part = self._token_part(i, call.rows[i], one.token, texts[one.row], one.logprobs, call.top)
             self._add_part(call, part)
             if part.finish:
                 self._remove(one.row)

@@ -4,6 +4,7 @@ Type checkers read inner.pyi instead, which `make stubs` writes.
 """
 # fmt: off
 
+from polyarr.ops.cache import cache_update
 from polyarr.ops.convolution import (
     conv, conv_input_gradient, conv_product, conv_transpose, conv_weight_gradient, sum_windows, windows,
 )
@@ -17,7 +18,6 @@ from polyarr.ops.head import cross_entropy_and_gradient
 from polyarr.ops.index import argtopk
 from polyarr.ops.joining import concat, repeat
 from polyarr.ops.linalg import matrix_product, vector_norm
-from polyarr.ops.nn import cache_update
 from polyarr.ops.optim import adamw, sgd
 from polyarr.ops.pool import adaptive_mean_pool, interpolate, max_pool, mean_pool
 from polyarr.ops.random import random_bits

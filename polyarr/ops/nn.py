@@ -5,19 +5,18 @@ import math
 from polyarr.core.array import spec_of, untracked
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8, int32
+from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import fill, iota
+from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, astype, clip, divide, isfinite, like, multiply, square, subtract, where
 from polyarr.ops.functions import erf, exp, log, relu, rsqrt, silu, tanh
 from polyarr.ops.index import take, take_along_axis
-from polyarr.ops.joining import stack
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import axis_of, max, mean, sum
-from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice, slice_update, squeeze, tril
+from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
 from polyarr.ops.validation import number, within
 
 
@@ -339,51 +338,6 @@ def embedding(weight, indices):
     if len(weight.shape) != 2:
         raise ShapeError(f"embedding: weight is {spec_of(weight)}; it must have two axes")
     return take(weight, indices, axis=0)
-
-
-@composed(indices="positions", widen=False)
-def cache_update(cache, k, v, positions):
-    """Return a key-value cache in which one position of each row is replaced.
-
-    Args:
-        cache: Array (2, B, H, S, D): keys and values of B rows with S positions.
-        k: Array (b, H, 1, D), the keys of the first b rows, of the dtype of cache.
-        v: Array (b, H, 1, D), the values, likewise.
-        positions: Integer array (b,): the position in each of these rows.
-
-    Returns:
-        Array of the shape and dtype of cache.
-
-    Raises:
-        DtypeError: k or v has another dtype than cache.
-        IndexError: A position is out of range; raised at the next read of a result.
-        ShapeError: The shapes do not fit.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import ops
-        >>> new = pa.ones((1, 1, 1, 1))
-        >>> ops.cache_update(pa.zeros((2, 2, 1, 3, 1)), new, 2 * new, pa.asarray([1]))[:, 0, 0, :, 0]
-        Array([[0., 1., 0.],
-               [0., 2., 0.]], float32, 'numpy')
-
-    Gradients: cache, k, v
-    """
-    given = ", ".join(f"{name} is {spec_of(a)}" for name, a in (("cache", cache), ("k", k), ("v", v)))
-    if {a.dtype for a in (k, v)} != {cache.dtype}:
-        raise DtypeError(f"cache_update: {given}; they must have the same dtype")
-    rows = k.shape[0] if k.shape else 0
-    fits = len(cache.shape) == 5 and cache.shape[0] == 2 and rows <= cache.shape[1]
-    if not fits or k.shape != v.shape or k.shape != (rows, cache.shape[2], 1, cache.shape[4]):
-        raise ShapeError(f"cache_update: {given}; they must be [2, B, H, S, D] and [b, H, 1, D] with b at most B")
-    if positions.shape != (rows,):
-        raise ShapeError(f"cache_update: {given}, positions is {spec_of(positions)}; they must be [{rows}]")
-    columns = iota(0, 1, positions, size=cache.shape[3], dtype=int32)
-    at = take(columns, positions, axis=0)  # (b,), not negative
-    is_new = reshape(equal(columns, reshape(at, shape=(rows, 1))), shape=(1, rows, 1, cache.shape[3], 1))
-    first, each = (0,) * 5, (1,) * 5
-    old = slice(cache, first, steps=each, shape=(2, rows, *cache.shape[2:]))
-    return slice_update(cache, where(is_new, stack([k, v]), old), first, steps=each)
 
 
 @composed(numbers="key counter", widen=False)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -171,12 +171,10 @@ class Endpoint:
                 await reply.send_whole(whole(request, texts))
                 return
             events = Events(request)
-            async for part in parts:
-                for event in events.of(part):
-                    await reply.send_event(event)
+            async for several in parts:
+                await reply.send_events([event for part in several for event in events.of(part)])
             slot.close()
-            for event in events.last():
-                await reply.send_event(event)
+            await reply.send_events([*events.last()])
             await reply.end()
 
 
@@ -190,13 +188,16 @@ class Reply:
         """Send a whole answer."""
         await Answer(content)(*self._client)
 
-    async def send_event(self, text: str) -> None:
-        """Send an event; the first one begins the stream."""
+    async def send_events(self, texts: Sequence[str]) -> None:
+        """Send events together; the first ones begin the stream."""
+        if not texts:
+            return
         if not self._is_begun:
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await self._noted({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+        body = "".join(f"data: {text}\n\n" for text in texts).encode()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
         await asyncio.sleep(0)  # let the loop serve other requests and notice disconnects
 
     async def end(self) -> None:
@@ -210,7 +211,7 @@ class Reply:
                 if not self._is_begun:
                     await error_answer(refused)(*self._client)
                 else:
-                    await self.send_event(json.dumps(refused.to_dict()))
+                    await self.send_events([json.dumps(refused.to_dict())])
                     await self.end()
 
     def _noted(self, message: Message) -> Awaitable[None]:
@@ -247,10 +248,11 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _joined(request: CompletionRequest, parts: AsyncIterator[Part]) -> list[Completion]:
+async def _joined(request: CompletionRequest, parts: AsyncIterator[list[Part]]) -> list[Completion]:
     rows = [[Part(row, "", 0, "length")] for row in range(len(request.prompts))]
-    async for part in parts:
-        rows[part.row].append(part)
+    async for several in parts:
+        for part in several:
+            rows[part.row].append(part)
     return [joined(each) for each in rows]
 
 

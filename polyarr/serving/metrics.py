@@ -35,8 +35,8 @@ class Metrics:
         self._responses[status] += 1
 
     async def counted(
-        self, request: CompletionRequest, parts: AsyncIterator[Part], began: float
-    ) -> AsyncIterator[Part]:
+        self, request: CompletionRequest, parts: AsyncIterator[list[Part]], began: float
+    ) -> AsyncIterator[list[Part]]:
         """Yield the parts of the texts of a request, and count them; closing the generator closes `parts`.
 
         Args:
@@ -47,15 +47,16 @@ class Metrics:
         rows, longest, first, count = len(request.prompts), max(map(len, request.prompts)), 0.0, 0
         try:
             async with aclosing(parts):
-                async for part in parts:
+                async for several in parts:
                     if not first:
                         first = time.perf_counter()
                         self._wait(first - began)
                         self._tokens["prompt"] += request.distinct
-                    count += part.tokens > 0
-                    self._tokens["generated"] += part.tokens > 0
-                    self._cached[request.id] = min(rows * (longest + part.tokens), self._most_cached)
-                    yield part
+                    new = sum(part.tokens > 0 for part in several)
+                    count += new
+                    self._tokens["generated"] += new
+                    self._cached[request.id] = min(rows * (longest + several[-1].tokens), self._most_cached)
+                    yield several
         finally:
             self._cached.pop(request.id, None)
             if count > rows:  # the first token of each text came with the prompt

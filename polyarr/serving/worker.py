@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -108,8 +108,10 @@ class Worker:
         finally:
             is_left.set()
 
-    async def write(self, request: CompletionRequest) -> AsyncIterator[Part]:
-        """Yield the parts of the texts of a request; closing the generator ends it after the current token.
+    async def write(self, request: CompletionRequest) -> AsyncIterator[list[Part]]:
+        """Yield the parts of the texts of a request, all that are there at a time.
+
+        Closing the generator ends it after the current token.
 
         Raises:
             RefusedError: The model fails.
@@ -117,10 +119,16 @@ class Worker:
         job = _Job(request, asyncio.get_running_loop(), asyncio.Queue())
         self._asked.put(job)
         try:
-            while isinstance(found := await job.parts.get(), Part):
-                yield found
-            if found is not None:
-                raise found
+            last: Part | RefusedError | None = Part(0, "", 0, None)
+            while isinstance(last, Part):
+                found = [await job.parts.get()]
+                while not job.parts.empty():
+                    found.append(job.parts.get_nowait())
+                last = found[-1]
+                if parts := [one for one in found if isinstance(one, Part)]:
+                    yield parts
+            if last is not None:
+                raise last
         finally:
             job.is_left = True
 
@@ -145,10 +153,9 @@ class Worker:
                 jobs.clear()
                 self._reset()
                 continue
-            for call, part in found:
-                jobs[call].give(part)
-            for call in [call for call in jobs if call.is_done]:
-                jobs.pop(call).give(None)
+            done = [(jobs[call], None) for call in jobs if call.is_done]
+            _give([*((jobs[call], part) for call, part in found), *done])
+            jobs = {call: job for call, job in jobs.items() if not call.is_done}
 
     def _take(self, jobs: "dict[Call, _Job]") -> bool:
         """Begin new requests and end those whose clients left; wait if there are none; return whether to go on."""
@@ -182,8 +189,7 @@ class Worker:
     def _fail(self, jobs: "Iterable[_Job]", error: BaseException) -> None:
         reason = in_one_line(error) or type(error).__name__
         _log.error("a request failed: %s", reason, exc_info=error)
-        for job in jobs:
-            job.give(RefusedError(500, f"the model failed: {reason}"))
+        _give([(job, RefusedError(500, f"the model failed: {reason}")) for job in jobs])
 
 
 @dataclass(eq=False)
@@ -195,7 +201,17 @@ class _Job:
     parts: asyncio.Queue
     is_left: bool = False
 
-    def give(self, part: Part | RefusedError | None) -> None:
-        """Give a part, an error, or None at the end to the event loop."""
+
+def _give(found: Sequence[tuple[_Job, Part | RefusedError | None]]) -> None:
+    """Give each job a part, an error, or None at the end, through its event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list] = {}
+    for job, part in found:
+        by_loop.setdefault(job.loop, []).append((job.parts, part))
+    for loop, given in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the server has ended
-            self.loop.call_soon_threadsafe(self.parts.put_nowait, part)
+            loop.call_soon_threadsafe(_put_all, given)
+
+
+def _put_all(given: Sequence[tuple[asyncio.Queue, Part | RefusedError | None]]) -> None:
+    for queue, part in given:
+        queue.put_nowait(part)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from polyarr.text.sandbox_worker import MAX_SETUP, RequestHandler, read_frame, write_frame
+from polyarr.text.streams import TextStream
 from polyarr.text.subword import SubwordTokenizer
 from polyarr.text.tokenizer import Tokenizer
 
@@ -310,21 +311,63 @@ class SandboxedTokenizer:
         if isinstance(tokens, list):
             yield from self._decoder.ask("pieces", [int(token) for token in tokens], [int(token) for token in after])
             return
-        key, seen, before = next(self._keys), [], [int(token) for token in after]
+        stream = SandboxedStream(self, after)
+        for token in tokens:
+            yield stream.add(token)
+        if rest := stream.rest():
+            yield rest
 
-        def asked(name: str, *arguments: Any) -> str:
-            found = self._decoder.ask(name, key, *arguments)
-            if found is None:
-                self._decoder.ask("open", key, before, seen)
-                found = self._decoder.ask(name, key, *arguments)
-            return found
+    def add_each(self, added: "Sequence[tuple[SandboxedStream, int]]") -> list[str]:
+        """Add a token to each of several streams in one request, and return what their `add` does."""
+        gone, self._closed = self._closed, []
+        found = self._decoder.ask("step", [(stream.key, token) for stream, token in added], gone)
+        lost = [i for i, text in enumerate(found) if text is None]
+        for i in lost:
+            stream, _ = added[i]
+            self._decoder.ask("open", stream.key, stream.after, stream.seen)
+        if lost:
+            again = self._decoder.ask("step", [(added[i][0].key, added[i][1]) for i in lost], [])
+            found = [again.pop(0) if text is None else text for text in found]
+        for stream, token in added:
+            stream.seen.append(token)
+        return found
 
-        try:
-            for token in tokens:
-                gone, self._closed = self._closed, []
-                yield asked("step", int(token), gone)
-                seen.append(int(token))
-            if rest := asked("rest"):
-                yield rest
-        finally:
-            self._closed.append(key)  # sent to the worker with the next token, since a generator may be closed any time
+    def rest_of(self, stream: "SandboxedStream") -> str:
+        """Return the rest of a stream."""
+        if (found := self._decoder.ask("rest", stream.key)) is None:
+            self._decoder.ask("open", stream.key, stream.after, stream.seen)
+            found = self._decoder.ask("rest", stream.key)
+        return found
+
+    def new_key(self, stream: "SandboxedStream") -> int:
+        """Return the number of a new stream; the worker forgets the stream after it was garbage-collected."""
+        key = next(self._keys)
+        weakref.finalize(stream, lambda: self._closed.append(key))  # sent to the worker with the next tokens
+        return key
+
+
+class SandboxedStream(TextStream):
+    """Text of tokens that come one by one and that a worker decodes; a restarted worker gets the tokens so far."""
+
+    def __init__(self, tokenizer: SandboxedTokenizer, after: Sequence[int]) -> None:
+        self._tokenizer, self.key = tokenizer, tokenizer.new_key(self)
+        self.after, self.seen = [int(token) for token in after], list[int]()
+
+    def add(self, token: int) -> str:
+        """Add a token, and return the characters that became complete."""
+        return self._tokenizer.add_each([(self, int(token))])[0]
+
+    def rest(self) -> str:
+        """Return the rest of the text; no more tokens can be added."""
+        return self._tokenizer.rest_of(self)
+
+    @staticmethod
+    def add_each(streams: Sequence[TextStream], tokens: Sequence[int]) -> list[str]:
+        """Add a token to each of several streams of one tokenizer in one request."""
+        added = [(stream, token) for stream, token in zip(streams, tokens, strict=True)]
+        return added[0][0]._tokenizer.add_each(added) if added else []
+
+
+def text_stream(tokenizer: Tokenizer, after: Sequence[int]) -> TextStream:
+    """Return a stream of the text of tokens after others, which a worker decodes if the tokenizer has one."""
+    return (SandboxedStream if isinstance(tokenizer, SandboxedTokenizer) else TextStream)(tokenizer, after)

@@ -10,11 +10,11 @@ import json
 import os
 import signal
 import sys
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from polyarr.text.chat import ChatTemplate
+from polyarr.text.streams import TextStream
 from polyarr.text.tokenizer import Tokenizer, tokenizer_from_dict
 
 try:
@@ -33,7 +33,7 @@ class RequestHandler:
 
     def __init__(self, tokenizer: Tokenizer | None = None, chat: ChatTemplate | None = None) -> None:
         self._tokenizer, self._chat = tokenizer, chat
-        self._streams: dict[int, tuple[deque[int | None], Iterator[str]]] = {}
+        self._streams: dict[int, TextStream] = {}
 
     def begin(self) -> list[int]:
         """Return the tokens that the tokenizer puts before a text."""
@@ -101,33 +101,23 @@ class RequestHandler:
 
     def open(self, key: int, after: Sequence[int], seen: Sequence[int]) -> None:
         """Begin to decode a text after the tokens `after`; the tokens `seen` were decoded before."""
-        given: deque[int | None] = deque()
-        parts = self._tokenizer.stream(iter(given.popleft, None), after=after)
+        stream = TextStream(self._tokenizer, after)
         for token in seen:
-            given.append(token)
-            next(parts)
-        self._streams[key] = given, parts
+            stream.add(token)
+        self._streams[key] = stream
 
-    def step(self, key: int, token: int, closed: Sequence[int]) -> str | None:
-        """Return the characters that one more token adds to a text, or None if the text was never opened here.
+    def step(self, added: Sequence[tuple[int, int]], closed: Sequence[int]) -> list[str | None]:
+        """Return the characters that one more token adds to each of several texts, given as pairs (key, token).
 
-        The texts `closed` are dropped.
+        A text that was never opened here has None. The texts `closed` are dropped.
         """
         for one in closed:
             self._streams.pop(one, None)
-        if key not in self._streams:
-            return None
-        given, parts = self._streams[key]
-        given.append(token)
-        return _bounded(next(parts))
+        return [_bounded(self._streams[key].add(token)) if key in self._streams else None for key, token in added]
 
     def rest(self, key: int) -> str | None:
         """Return the rest of a text at its end, or None if the text was never opened here."""
-        if key not in self._streams:
-            return None
-        given, parts = self._streams.pop(key)
-        given.append(None)
-        return _bounded("".join(parts))
+        return _bounded(self._streams.pop(key).rest()) if key in self._streams else None
 
 
 def _bounded(text: str) -> str:
