@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import creation, ops
-from polyarr.capture.compile import compile
+from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array
 from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
@@ -16,12 +16,13 @@ from polyarr.models.logprobs import Logprobs, prompt_logprobs
 from polyarr.models.sampling import Sampling, history_of
 from polyarr.nn import KeyValueCache
 
-CHUNK = 256  # tokens of a prompt that are computed between two tokens of the other texts
+CHUNK = 256  # tokens of prompts that are computed between two tokens of the other texts
+_LEAST = 16  # tokens of the shortest chunk that is computed; chunks are filled up to a power of two
 _PROOFS = 4  # tokens of each row for which a part of the caches must give the bits of the whole
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
-# Rows of the inputs of a step: the last token, or -1 if the device has it; its position; the random number, in units of
-# _UNIT; the number of the text's kind of sampling.
-_INPUTS = ("token", "position", "unit", "kind")
+# Rows of the inputs of a step: the position of the last token; the random number, in units of _UNIT; the number of the
+# text's kind of sampling.
+_INPUTS = ("position", "unit", "kind")
 _UNIT = 2.0**-24
 
 
@@ -66,10 +67,8 @@ class _Text:
         self.kind = _Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), top)
         self.bias = bias_of(how.logit_bias, size)
         self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
-        self.caches: list[KeyValueCache] | None = None  # while the prompt is computed
         self.done = 0  # tokens in the caches
-        self.last: int | None = None  # the last sampled token; None while the prompt is computed
-        self.is_on_device = False  # whether the device has the last sampled token already
+        self.has_begun = False  # whether the prompt is complete, so that the device has a token of the text
 
     def draw(self) -> int:
         """Return the next random number of the text, in units of _UNIT; 0 if it needs none."""
@@ -82,18 +81,19 @@ class _Text:
 
 
 class _Launched(NamedTuple):
-    """Tokens of one kind of sampling that the device computes."""
+    """Results of some rows that the device computes: tokens, or the log-probabilities of a prompt."""
 
     texts: dict[int, _Text]
-    tokens: Array
+    tokens: Array | None
     logprobs: Logprobs | None
+    is_alone: bool = False  # whether the arrays have one row, not one for each row of the batch
 
 
 class Batch:
     """Texts that one model writes side by side; each may begin and end at any token of the others.
 
     A step computes one more token of each text. The device computes the tokens of the next step while the caller uses
-    those of this one. Prompts are computed in chunks, one chunk a step, so that a long one does not hold up the others.
+    those of this one. Prompts are computed in chunks, so that a long one does not hold up the others.
 
     The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
     rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give,
@@ -125,14 +125,18 @@ class Batch:
         self._size = min(vocab_size or own.vocab_size, own.vocab_size)
         self._texts: list[_Text | None] = [None] * rows
         self._begin: list[int] = []  # rows whose prompts are not complete, the first to come first
-        self._caches = self._model.caches(rows, cache_capacity(self._model, self.length, 0))
+        size = cache_capacity(self._model, self.length, 0)
+        self._spans = [*(CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size), size]
+        self._caches = self._model.caches(rows, size)
+        self._own = self._model.caches(1, size)  # of the prompt that is being computed
         self._state: dict[_Kind, _State] = {}
         self._last = creation.zeros((rows, 1), dtype=int32)  # the last token of each row
         self._launched: list[_Launched] = []
         self._logits = compile(_logits, constants="count", donate="caches")
-        self._put = compile(_put, donate="caches")
-        self._choose = compile(_choose, constants="limits", donate="history")
-        self._put.many = self._choose.many = self._logits.many = _MAX_KINDS
+        self._chunk = compile(_chunk, donate="caches")
+        self._put = compile(_put, constants="span", donate="caches")
+        self._choose, self._first = _samplers()
+        self._put.many = self._logits.many = self._chunk.many = _MAX_KINDS
         self._parts = self._equal_parts()
 
     @property
@@ -176,11 +180,10 @@ class Batch:
             self._begin.remove(row)
 
     def step(self) -> list[Sampled]:
-        """Compute one chunk of a prompt, if there is one to compute, and one more token of each other text.
+        """Compute up to CHUNK tokens of prompts, and one more token of each text whose prompt is complete.
 
-        A text whose prompt is complete gets its first token in the same step. If there are other texts, its second
-        token comes two steps later. A text may have as many tokens as fit into `length` beside its prompt; after that,
-        it must be removed.
+        Where other texts are being written, the first tokens of a text come a step later. A text may have as many
+        tokens as fit into `length` beside its prompt; after that, it must be removed.
 
         Returns:
             The results by row; [] if there are no texts, or no prompt is complete.
@@ -188,58 +191,62 @@ class Batch:
         Raises:
             ValueError: A text is as long as `length` allows.
         """
-        now = self._launched or self._launch()
+        now = self._launched or self._begun() or self._launch()
         self._launched = self._launch(now)
-        begun = self._begun()  # before the device is waited for
-        return sorted([*self._results(now), *begun], key=lambda one: (one.row, one.token is not None))
+        self._launched += self._begun()
+        return sorted(self._results(now), key=lambda one: (one.row, one.token is not None))
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
-    def _begun(self) -> list[Sampled]:
-        """Compute one chunk of the prompt that came first, and its first token after the last chunk."""
-        if not self._begin or (text := self._texts[row := self._begin[0]]) is None:
-            return []
-        model, start, end = self._model, text.done, text.end
-        if text.caches is None:
-            text.caches = model.caches(1, cache_capacity(model, len(text.prompt), 0))
-        tokens = creation.asarray(text.prompt[None, start:end])  # (1, T)
-        features = model.features(tokens, text.caches, start or None)  # (1, T, C), eagerly: lengths differ
-        text.done = end
-        found = []
-        if text.echo:
-            scored = prompt_logprobs(model, features, tokens, text.top or 1, self._size) if text.top else None
-            found.append(Sampled(row, None, scored and _row_of(scored, 0)))
-        if end == len(text.prompt):
-            self._put(self._caches, text.caches, row)
-            self._begin.remove(row)
-            text.caches = None
-            found.append(self._first(row, text, model.head(features[:, -1:])[:, 0]))
+    def _begun(self) -> list[_Launched]:
+        """Compute the next chunks of the prompts that came first, and the first tokens of those that are complete."""
+        found, spent = [], 0
+        while self._begin and (text := self._texts[row := self._begin[0]]) is not None:
+            start, count = text.done, text.end - text.done
+            size = min(max(_LEAST, 1 << (count - 1).bit_length()), self._own[0].size - start)
+            if spent and spent + size > CHUNK:
+                break
+            spent += size
+            tokens = np.zeros((1, size), np.int32)  # those after the chunk change nothing before them
+            tokens[0, :count] = text.prompt[start : text.end]
+            span = next(one for one in self._spans if one >= start + size)
+            _set_span(self._own, span)
+            features = self._chunk(self._model, creation.asarray(tokens), self._own, start or None)  # (1, T, C)
+            text.done += count
+            if text.echo:
+                found.append(_Launched({row: text}, None, self._scored(text, features[:, :count]), is_alone=True))
+            if text.done == len(text.prompt):
+                self._begin.remove(row)
+                self._put(self._caches, self._own, row, span)
+                found.append(self._first_token(row, text, features, count - 1))
         return found
 
-    def _first(self, row: int, text: _Text, logits: Array) -> Sampled:
-        """Return the first token of a text for logits (1, V), and put the text into the state of its kind."""
-        prompt = creation.asarray(text.prompt[None])
-        history = history_of(prompt, None, self._size, text.numbers)
-        units = creation.asarray(np.array([[text.draw()]], np.int32)).astype(float32) * _UNIT
-        numbers = {name: creation.asarray(np.array([[v]], np.float32)) for name, v in text.numbers.items()}
-        limits = text.kind.top_k, self._size, text.kind.top
+    def _scored(self, text: _Text, features: Array) -> Logprobs | None:
+        """Return the log-probabilities of the tokens of a prompt, from its features (1, T, C)."""
+        tokens = creation.asarray(text.prompt[None])
+        return prompt_logprobs(self._model, features, tokens, text.top or 1, self._size) if text.top else None
+
+    def _first_token(self, row: int, text: _Text, features: Array, at: int) -> _Launched:
+        """Compute the first token of a text from features (1, T, C), and put the text into the state of its kind."""
+        history = history_of(creation.asarray(text.prompt[None]), None, self._size, text.numbers)
         bias = None if text.bias is None else text.bias[None]
-        like = ops.astype(ops.zeros_like(logits[:, :1]), dtype=int32)
-        token, history, logprobs = sampled(logits, like, history, (units, 0), numbers, bias, limits)
+        limits = text.kind.top_k, self._size, text.kind.top
+        token, history, logprobs = self._first(
+            self._model, features, at, text.draw() * _UNIT, history, text.numbers, bias, limits
+        )
         if text.kind not in self._state:
             if len(self._state) >= _MAX_KINDS:
                 self._forget()
             self._state[text.kind] = _State(len(self._texts), self._size, history, bias)
         self._state[text.kind].put(row, text.numbers, history, bias)
-        text.last = int(token.numpy()[0, 0])
-        return Sampled(row, text.last, logprobs and _row_of(logprobs, 0))
+        self._last, text.has_begun = _with_row(self._last, token, row), True
+        return _Launched({row: text}, token, logprobs, is_alone=True)
 
     def _forget(self) -> None:
         """Forget kinds of sampling that no text has."""
         used = Counter(text.kind for text in self._texts if text is not None)
         self._state = {kind: state for kind, state in self._state.items() if used[kind]}
-        self._choose = compile(_choose, constants="limits", donate="history")
-        self._choose.many = _MAX_KINDS
+        self._choose, self._first = _samplers()
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
@@ -252,9 +259,8 @@ class Batch:
         for number, cache in enumerate(self._caches):
             noise = ops.random_bits(number, 0, cache.both, shape=cache.both.shape)
             cache.both.rebind(ops.astype(ops.astype(noise >> 8, dtype=float32) * 2.0**-23 - 1, dtype=cache.both.dtype))
-        rows, size = len(self._texts), self._caches[0].size
+        rows, (*spans, size) = len(self._texts), self._spans
         counts = [2**power for power in range(rows.bit_length()) if 2**power < rows]
-        spans = [CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size]
         counts = [*filter(lambda count: self._is_equal(_Part(count, size)), counts), rows]
         spans = [*filter(lambda span: self._is_equal(_Part(rows, span)), spans), size]
         pairs = [_Part(count, span) for span in spans for count in counts]
@@ -265,8 +271,8 @@ class Batch:
         rows, generator = len(self._texts), np.random.default_rng(0)
         whole = _Part(rows, self._caches[0].size)
         for _ in range(_PROOFS):
+            self._last = creation.asarray(generator.integers(0, self._size, (rows, 1)).astype(np.int32))
             inputs = np.zeros((len(_INPUTS), rows), np.int32)
-            inputs[_INPUTS.index("token")] = generator.integers(0, self._size, rows)
             inputs[_INPUTS.index("position")] = generator.integers(0, min(part.span, self.length), rows)
             wanted, found = (self._part_logits(one, creation.asarray(inputs)).numpy() for one in (whole, part))
             if found[: part.rows].tobytes() != wanted[: part.rows].tobytes():
@@ -275,14 +281,12 @@ class Batch:
 
     def _part_logits(self, part: "_Part", inputs: Array) -> Array:
         """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
-        if self._caches[0].span != part.span:
-            for cache in self._caches:
-                cache.span = part.span
+        _set_span(self._caches, part.span)
         return self._logits(self._model, self._last, inputs, self._caches, part.rows)
 
     def _launch(self, before: Sequence[_Launched] = ()) -> list[_Launched]:
         """Begin to compute one more token of each text, after those that are being computed already."""
-        texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.last is not None}
+        texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.has_begun}
         full = {row for row, text in texts.items() if text.done >= self.length}
         if lost := full - {row for one in before for row in one.texts}:
             raise ValueError(f"Batch: the text of row {min(lost)} has {self.length} tokens, which is all it may have")
@@ -304,24 +308,23 @@ class Batch:
         return found
 
     def _inputs(self, texts: dict[int, _Text], kinds: list[_Kind]) -> np.ndarray:
-        """Return the inputs of a step, int32 of shape (4, B); each text then has one more token in the caches."""
+        """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
         inputs = np.zeros((len(_INPUTS), len(self._texts)), np.int32)
         inputs[_INPUTS.index("kind")] = -1
         for row, text in texts.items():
-            token = -1 if text.is_on_device else text.last
-            inputs[:, row] = token, text.done, text.draw(), kinds.index(text.kind)
-            text.is_on_device = True
+            inputs[:, row] = text.done, text.draw(), kinds.index(text.kind)
             text.done += 1
         return inputs
 
     def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
-        """Yield the tokens that were computed, of the texts that are still there."""
-        for texts, tokens, logprobs in launched:
-            drawn, scored = tokens.numpy()[:, 0].tolist(), logprobs and [each.numpy() for each in logprobs]
+        """Yield what was computed for the texts that are still there."""
+        for texts, tokens, logprobs, is_alone in launched:
+            drawn = None if tokens is None else tokens.numpy()[:, 0].tolist()
+            scored = logprobs and [each.numpy() for each in logprobs]
             for row, text in texts.items():
                 if self._texts[row] is text:
-                    text.last = drawn[row]
-                    yield Sampled(row, drawn[row], scored and tuple(each[row] for each in scored))
+                    at = 0 if is_alone else row
+                    yield Sampled(row, drawn and drawn[at], scored and tuple(each[at] for each in scored))
 
 
 class _State:
@@ -354,24 +357,58 @@ def _with_row(x: Array, new: Array, row: int) -> Array:
     return ops.slice_update(x, new, (row, 0), steps=(1, 1))
 
 
-def _row_of(logprobs: Logprobs, row: int) -> tuple[np.ndarray, ...]:
-    return tuple(each.numpy()[row] for each in logprobs)
+def _set_span(caches: list[KeyValueCache], span: int) -> None:
+    """Let queries attend to the first `span` positions of caches."""
+    if caches[0].span != span:
+        for cache in caches:
+            cache.span = span
+
+
+def _samplers() -> tuple[Compiled, Compiled]:
+    """Return compiled functions that sample the next tokens of all rows, and the first one of a text."""
+    found = compile(_choose, constants="limits", donate="history"), compile(_first, constants="limits")
+    for one in found:
+        one.many = _MAX_KINDS
+    return found
+
+
+def _chunk(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], position: int | None) -> Array:
+    """Return the features (1, T, C) of tokens (1, T) of a prompt from a position on."""
+    return model.features(tokens, caches, position)
+
+
+def _first(
+    model: LanguageModel,
+    features: Array,
+    at: int,
+    unit: float,
+    history: dict[str, Array],
+    numbers: dict[str, float],
+    bias: Array | None,
+    limits: tuple[int | None, int, int | None],
+) -> tuple[Array, dict[str, Array], Logprobs | None]:
+    """Return the token (1, 1) after the prompt whose last features are at a position, and as `_choose`."""
+    last = ops.slice(features, (0, at, 0), steps=(1, 1, 1), shape=(1, 1, features.shape[2]))
+    logits = model.head(last)[:, 0]  # (1, V)
+    like = ops.fill(0, logits, shape=(1, 1), dtype=int32)
+    units = ops.fill(unit, logits, shape=(1, 1), dtype=float32)
+    return sampled(logits, like, history, (units, 0), numbers, bias, limits)
 
 
 def _logits(model: LanguageModel, last: Array, inputs: Array, caches: list[KeyValueCache], count: int) -> Array:
-    """Return the logits (B, V) of the next token in the first `count` rows, and zeros, for inputs of a step (4, B)."""
-    rows, given = inputs.shape[1], inputs[_INPUTS.index("token")][:count]
-    tokens = ops.where(given < 0, last[:count, 0], given)[:, None]
-    logits = model.next_token_logits(tokens, caches, inputs[_INPUTS.index("position")][:count])  # (count, V)
+    """Return the logits (B, V) of the next token in the first `count` rows, and zeros, for inputs of a step (3, B)."""
+    rows, positions = inputs.shape[1], inputs[_INPUTS.index("position")][:count]
+    logits = model.next_token_logits(last[:count], caches, positions)  # (count, V)
     if count == rows:
         return logits
     return ops.concat([logits, ops.fill(0, logits, shape=(rows - count, logits.shape[1]), dtype=logits.dtype)])
 
 
-def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int) -> None:
-    """Copy the keys and values of a prompt into a row."""
+def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int, span: int) -> None:
+    """Copy the keys and values of the first `span` positions of a prompt into a row."""
     for cache, new in zip(caches, own, strict=True):
-        cache.both.rebind(ops.slice_update(cache.both, new.both, (0, row, 0, 0, 0), steps=(1, 1, 1, 1, 1)))
+        both = new.both[:, :, :, :span]
+        cache.both.rebind(ops.slice_update(cache.both, both, (0, row, 0, 0, 0), steps=(1, 1, 1, 1, 1)))
 
 
 def _choose(
