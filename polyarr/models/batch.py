@@ -192,9 +192,10 @@ class Batch:
             ValueError: A text is as long as `length` allows.
         """
         now = self._launched or self._begun() or self._launch()
-        self._launched = self._launch(now)
+        found = sorted(self._results(now), key=lambda one: (one.row, one.token is not None))
+        self._launched = self._launch(now)  # after the read, which waits for everything that was launched
         self._launched += self._begun()
-        return sorted(self._results(now), key=lambda one: (one.row, one.token is not None))
+        return found
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
@@ -18,6 +18,7 @@ from polyarr.schema import in_one_line
 from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError, read
 from polyarr.text.sandbox import SandboxedTokenizer, abandoned
 
+HELD = 16  # parts of a whole answer that are held back; each that is given takes time of the event loop
 _log = logging.getLogger(__name__)
 
 
@@ -119,14 +120,16 @@ class Worker:
         job = _Job(request, asyncio.get_running_loop(), asyncio.Queue())
         self._asked.put(job)
         try:
-            last: Part | RefusedError | None = Part(0, "", 0, None)
-            while isinstance(last, Part):
-                found = [await job.parts.get()]
-                while not job.parts.empty():
-                    found.append(job.parts.get_nowait())
-                last = found[-1]
-                if parts := [one for one in found if isinstance(one, Part)]:
-                    yield parts
+            last: list[Part] | RefusedError | None = []
+            while isinstance(last, list):
+                found, last = list[Part](), await job.parts.get()
+                while isinstance(last, list):
+                    found += last
+                    if job.parts.empty():
+                        break
+                    last = job.parts.get_nowait()
+                if found:
+                    yield found
             if last is not None:
                 raise last
         finally:
@@ -153,9 +156,11 @@ class Worker:
                 jobs.clear()
                 self._reset()
                 continue
-            done = [(jobs[call], None) for call in jobs if call.is_done]
-            _give([*((jobs[call], part) for call, part in found), *done])
-            jobs = {call: job for call, job in jobs.items() if not call.is_done}
+            for call, part in found:
+                jobs[call].held.append(part)
+            done = [call for call in jobs if call.is_done]
+            due = [(job, job.taken()) for call, job in jobs.items() if job.is_due or call.is_done]
+            _give([*due, *((jobs.pop(call), None) for call in done)])
 
     def _take(self, jobs: "dict[Call, _Job]") -> bool:
         """Begin new requests and end those whose clients left; wait if there are none; return whether to go on."""
@@ -200,18 +205,30 @@ class _Job:
     loop: asyncio.AbstractEventLoop
     parts: asyncio.Queue
     is_left: bool = False
+    held: list[Part] = field(default_factory=list)
+    is_begun: bool = False  # whether parts were given
+
+    @property
+    def is_due(self) -> bool:
+        """Whether parts are to be given now; those of a whole answer only count tokens until its end."""
+        return len(self.held) >= (1 if self.request.is_stream or not self.is_begun else HELD)
+
+    def taken(self) -> list[Part]:
+        """Return the parts that are held, and hold them no longer."""
+        found, self.held, self.is_begun = self.held, [], True
+        return found
 
 
-def _give(found: Sequence[tuple[_Job, Part | RefusedError | None]]) -> None:
-    """Give each job a part, an error, or None at the end, through its event loop."""
+def _give(found: Sequence[tuple[_Job, list[Part] | RefusedError | None]]) -> None:
+    """Give each job parts, an error, or None at the end, through its event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list] = {}
-    for job, part in found:
-        by_loop.setdefault(job.loop, []).append((job.parts, part))
+    for job, parts in found:
+        by_loop.setdefault(job.loop, []).append((job.parts, parts))
     for loop, given in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the server has ended
             loop.call_soon_threadsafe(_put_all, given)
 
 
-def _put_all(given: Sequence[tuple[asyncio.Queue, Part | RefusedError | None]]) -> None:
-    for queue, part in given:
-        queue.put_nowait(part)
+def _put_all(given: Sequence[tuple[asyncio.Queue, list[Part] | RefusedError | None]]) -> None:
+    for queue, parts in given:
+        queue.put_nowait(parts)

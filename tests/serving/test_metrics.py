@@ -85,7 +85,7 @@ def test_what_runs_is_seen(scripted, runner):
     client = Client(service, runner)
 
     async def ask():
-        post = asyncio.create_task(client.client.post(COMPLETION, json={**ASK, "max_tokens": 4}))
+        post = asyncio.create_task(client.client.post(COMPLETION, json={**ASK, "max_tokens": 4, "stream": True}))
         await until(lambda: writer.begun)
         writer.go.release(2)
         await until(lambda: service.metrics._tokens["generated"] == 2)
