@@ -31,7 +31,7 @@ class ChatTemplate:
     Templates come with models, so they run in Jinja's sandbox.
 
     Args:
-        source: The template in Jinja. Its variables are messages, add_generation_prompt and the special tokens.
+        source: The template in Jinja. Its variables are messages, tools, add_generation_prompt and the special tokens.
         tokens: Texts of the special tokens, by names such as bos_token.
 
     Raises:
@@ -63,17 +63,23 @@ class ChatTemplate:
         tokens = {name: token_text(config.get(name)) for name in NAMES}
         return cls(found, {name: token for name, token in tokens.items() if token is not None})
 
-    def write(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @property
+    def has_tools(self) -> bool:
+        """True if the template writes descriptions of tools."""
+        return "tools" in self.source
+
+    def write(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """Return the text of a conversation, up to the start of the next answer.
 
         Args:
             messages: Messages, each with a "role" and a "content".
+            tools: Descriptions of the tools that the answer may call, as the OpenAI API has them; None: there are none.
 
         Raises:
             ValueError: The template refuses the messages, or is damaged.
             RuntimeError: The library jinja2 is missing.
         """
-        return self._rendered(messages, True).replace(_MARK, "")
+        return self._rendered(messages, True, tools).replace(_MARK, "")
 
     def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
         """Return the text of a whole conversation in parts, each with whether it is learned.
@@ -131,12 +137,17 @@ class ChatTemplate:
             done = len(after)
         return [part for part in (*found, (text[done:], False)) if part[0]]
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the text of a conversation with a mark at both ends of each {% generation %} block."""
         extra("jinja2", "serve")
         try:
             return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self.tokens
+                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self.tokens
             )
         except Exception as error:  # a template is a program, which may fail in any way
             raise ValueError(f"chat template: {in_one_line(error) or type(error).__name__}") from error

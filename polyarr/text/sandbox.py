@@ -275,24 +275,30 @@ class SandboxedTokenizer:
         return self._encoder.ask("encode_within", text, most, add_special_tokens)
 
     def encode_messages(
-        self, messages: Sequence[Mapping[str, str]], most: int, is_trusted: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        most: int,
+        is_trusted: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Return the tokens of a conversation up to the start of the next answer, limited as in `encode_within`.
 
         A message that spells a control token, such as <|im_end|>, becomes the characters of it and not the token,
-        unless `is_trusted`.
+        unless `is_trusted`. `tools` are those of ChatTemplate.write.
         """
         starts = "" if is_trusted else "".join({text[0] for text in self._tokenizer.control.values()})
-        return self._encoder.ask("encode_rendered", *self._rendered(messages, starts), most)
+        return self._encoder.ask("encode_rendered", *self._rendered(messages, starts, tools), most)
 
-    def _rendered(self, messages: Sequence[Mapping[str, str]], starts: str) -> tuple[str, str, str]:
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], starts: str, tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[str, str, str]:
         """Return a conversation as texts; a template that was stopped several times in a row is refused for a while."""
         with _turn(self._rendering, "chat template"):  # those that wait while it is stopped are refused, too
             if self._strikes >= self._strikes_allowed and time.monotonic() < self._rests_until:
                 text = f"chat template: it was stopped {self._strikes} times in a row"
                 raise SandboxError(f"{text}, and is tried again {REST_SECONDS:g} s later")
             try:
-                found = self._chat.ask("render", messages, starts)
+                found = self._chat.ask("render", messages, starts, tools)
             except SandboxError:
                 self._strikes, self._rests_until = self._strikes + 1, time.monotonic() + REST_SECONDS
                 raise

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from polyarr.text.chat import ChatTemplate
+from polyarr.text.grammar import Grammars
 from polyarr.text.streams import TextStream
 from polyarr.text.tokenizer import Tokenizer, tokenizer_from_dict
 
@@ -56,25 +57,24 @@ class RequestHandler:
             size *= 4
         return self._tokenizer.encode(text, add_special_tokens).tolist()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], starts: str) -> tuple[str, str, str]:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], starts: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[str, str, str]:
         """Return a conversation as text, the text with a mark after each of `starts` in the messages, and the mark.
 
-        `starts` are the first characters of control tokens. If the messages have none of them, the second text is
-        empty.
+        `starts` are the first characters of control tokens. If the messages and tools have none of them, the second
+        text is empty.
         """
-        text = _bounded(self._chat.write(messages))
-        given = "".join(value for message in messages for name, value in message.items() if name != "role")
+        text = _bounded(self._chat.write(messages, tools))
+        given = "".join(_texts([messages, tools]))
         if set(given).isdisjoint(starts):
             return text, "", ""
         mark = next((mark for mark in map(chr, _PRIVATE) if mark not in given), None)
         if mark is None:
             raise ValueError("the messages have every private-use character; at least one must be left out")
         table = str.maketrans({start: start + mark for start in starts})
-        marked = [
-            {name: value if name == "role" else value.translate(table) for name, value in message.items()}
-            for message in messages
-        ]
-        return text, _bounded(self._chat.write(marked)), mark
+        marked = [_translated(one, table) for one in (messages, tools)]
+        return text, _bounded(self._chat.write(*marked)), mark
 
     def encode_rendered(self, text: str, marked: str, mark: str, most: int) -> list[int]:
         """Return the tokens of a rendered conversation, in which only the template's control tokens are recognized.
@@ -118,6 +118,40 @@ class RequestHandler:
     def rest(self, key: int) -> str | None:
         """Return the rest of a text at its end, or None if the text was never opened here."""
         return _bounded(self._streams.pop(key).rest()) if key in self._streams else None
+
+
+def _is_structure(name: str, value: Any) -> bool:
+    """Return whether a template may compare a value: a role or a type, as long as it is a word."""
+    return name in ("role", "type") and isinstance(value, str) and value.isidentifier()
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in JSON that a client sent, among them names that are not words."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield "" if name.isidentifier() else name
+            yield from () if _is_structure(name, one) else _texts(one)
+
+
+def _translated(value: Any, table: Mapping[int, str]) -> Any:
+    """Return JSON with each of its `_texts` translated."""
+    if isinstance(value, str):
+        return value.translate(table)
+    if isinstance(value, list):
+        return [_translated(one, table) for one in value]
+    if isinstance(value, dict):
+        return {
+            name if name.isidentifier() else name.translate(table): one
+            if _is_structure(name, one)
+            else _translated(one, table)
+            for name, one in value.items()
+        }
+    return value
 
 
 def _bounded(text: str) -> str:
@@ -184,13 +218,15 @@ def main() -> None:
                     write_frame(answers, {"error": str(error)})
 
 
-def _handler(described: dict[str, Any]) -> RequestHandler:
+def _handler(described: dict[str, Any]) -> Any:
+    if described.keys() == {"grammars"}:
+        return Grammars(tokenizer_from_dict(described["grammars"]))
     if described.keys() == {"template", "tokens"}:
         return RequestHandler(chat=ChatTemplate.from_dict(described))
     return RequestHandler(tokenizer_from_dict(described))
 
 
-def _answer(handler: RequestHandler, name: str, arguments: Sequence[Any]) -> dict[str, Any]:
+def _answer(handler: Any, name: str, arguments: Sequence[Any]) -> dict[str, Any]:
     try:
         return {"answer": getattr(handler, name)(*arguments)}
     except Exception as error:  # untrusted code may raise anything

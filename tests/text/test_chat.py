@@ -58,7 +58,7 @@ def test_a_conversation_is_written_as_the_template_has_it():
     shown = json.dumps(ASKED, ensure_ascii=True, indent=1, separators=(",", "="), sort_keys=True)
     assert write("{{ messages | tojson(" + given + ") }}") == shown
     assert len(write("{{ strftime_now('%Y') }}")) == 4
-    assert write("{% for m in messages %}{% continue %}{% endfor %}{{ tools is defined }}") == "False"
+    assert write("{% for m in messages %}{% continue %}{% endfor %}{{ tools }}") == "None"
 
 
 def test_what_a_template_marks_as_generated_is_written_as_it_is():
