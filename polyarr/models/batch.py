@@ -47,6 +47,7 @@ class _Kind(NamedTuple):
     names: tuple[str, ...]
     top_k: int | None
     has_bias: bool
+    has_mask: bool
     top: int | None
 
 
@@ -61,10 +62,17 @@ class _Text:
     """Text in a row: its prompt, its sampling, and how far both have come."""
 
     def __init__(
-        self, prompt: np.ndarray, how: Sampling, seed: int | None, top: int | None, echo: bool, size: int
+        self,
+        prompt: np.ndarray,
+        how: Sampling,
+        seed: int | None,
+        top: int | None,
+        echo: bool,
+        mask: np.ndarray | None,
+        size: int,
     ) -> None:
-        self.prompt, self.numbers, self.top, self.echo = prompt, how.numbers, top, echo
-        self.kind = _Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), top)
+        self.prompt, self.numbers, self.top, self.echo, self.mask = prompt, how.numbers, top, echo, mask
+        self.kind = _Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), mask is not None, top)
         self.bias = bias_of(how.logit_bias, size)
         self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
         self.done = 0  # tokens in the caches
@@ -78,6 +86,19 @@ class _Text:
     def end(self) -> int:
         """Number of the prompt's tokens after the next chunk; a prompt to be scored is one chunk."""
         return len(self.prompt) if self.echo else min(self.done + CHUNK, len(self.prompt))
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the device may compute the next token: the prompt is complete, and the token's mask is known."""
+        return self.has_begun and (self.mask is not None or not self.kind.has_mask)
+
+    def take_bias(self) -> Array | None:
+        """Return the number that is added to each logit, (V,), None for zeros; a mask is for one token."""
+        if self.mask is None:
+            return self.bias
+        bias = 0 if self.bias is None else self.bias.numpy()
+        mask, self.mask = self.mask, None
+        return creation.asarray(np.where(mask, bias, -np.inf).astype(np.float32))
 
 
 class _Launched(NamedTuple):
@@ -151,6 +172,7 @@ class Batch:
         seed: int | None = None,
         logprobs: int | None = None,
         echo: bool = False,
+        mask: np.ndarray | None = None,
     ) -> int:
         """Begin a text and return its row.
 
@@ -160,6 +182,8 @@ class Batch:
             seed: Seed of the sampling; None: numbers are drawn from polyarr.random.
             logprobs: Number of the most likely tokens whose log-probabilities are computed, at least 1; None: none.
             echo: Whether the first result is of the prompt, with its log-probabilities.
+            mask: The tokens that the first one may be, bool (V,), at least one; then each later token waits for
+                `restrict`. None: all tokens, always.
 
         Raises:
             ValueError: There is no free row, or the prompt is empty or too long.
@@ -169,9 +193,18 @@ class Batch:
         if not 0 < len(prompt) <= self.length:
             raise ValueError(f"Batch: the prompt has {len(prompt)} tokens; it must have 1 to {self.length}")
         row = self._texts.index(None)
-        self._texts[row] = _Text(np.asarray(prompt, np.int32), how, seed, logprobs, echo, self._size)
+        self._texts[row] = _Text(np.asarray(prompt, np.int32), how, seed, logprobs, echo, mask, self._size)
         self._begin.append(row)
         return row
+
+    def restrict(self, row: int, mask: np.ndarray) -> None:
+        """Set which tokens the next token of a text may be.
+
+        Args:
+            row: The row of the text, which began with a mask.
+            mask: The tokens, bool (V,), at least one.
+        """
+        self._texts[row].mask = mask
 
     def remove(self, row: int) -> None:
         """End the text of a row."""
@@ -182,8 +215,9 @@ class Batch:
     def step(self) -> list[Sampled]:
         """Compute up to CHUNK tokens of prompts, and one more token of each text whose prompt is complete.
 
-        Where other texts are being written, the first tokens of a text come a step later. A text may have as many
-        tokens as fit into `length` beside its prompt; after that, it must be removed.
+        Where other texts are being written, the first tokens of a text come a step later, and a text with masks has a
+        token at every second step. A text may have as many tokens as fit into `length` beside its prompt; after that,
+        it must be removed.
 
         Returns:
             The results by row; [] if there are no texts, or no prompt is complete.
@@ -230,7 +264,7 @@ class Batch:
     def _first_token(self, row: int, text: _Text, features: Array, at: int) -> _Launched:
         """Compute the first token of a text from features (1, T, C), and put the text into the state of its kind."""
         history = history_of(creation.asarray(text.prompt[None]), None, self._size, text.numbers)
-        bias = None if text.bias is None else text.bias[None]
+        bias = None if (found := text.take_bias()) is None else found[None]
         limits = text.kind.top_k, self._size, text.kind.top
         token, history, logprobs = self._first(
             self._model, features, at, text.draw() * _UNIT, history, text.numbers, bias, limits
@@ -287,7 +321,7 @@ class Batch:
 
     def _launch(self, before: Sequence[_Launched] = ()) -> list[_Launched]:
         """Begin to compute one more token of each text, after those that are being computed already."""
-        texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.has_begun}
+        texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.is_ready}
         full = {row for row, text in texts.items() if text.done >= self.length}
         if lost := full - {row for one in before for row in one.texts}:
             raise ValueError(f"Batch: the text of row {min(lost)} has {self.length} tokens, which is all it may have")
@@ -295,16 +329,18 @@ class Batch:
             return []
         kinds = sorted({text.kind for text in texts.values()}, key=repr)
         given = self._inputs(texts, kinds)
-        furthest = given[_INPUTS.index("position")].max()
+        furthest = max(text.done for text in texts.values()) - 1
         part = next(one for one in self._parts if one.rows > max(texts) and one.span > furthest)
         inputs, found = creation.asarray(given), []
         logits = self._part_logits(part, inputs)  # (B, V)
         for number, kind in enumerate(kinds):
+            own = {row: text for row, text in texts.items() if text.kind == kind}
             state, limits = self._state[kind], (kind.top_k, self._size, kind.top)
+            if kind.has_mask:
+                state.bias = self._masked_biases(own)
             self._last, state.history, logprobs = self._choose(
                 logits, self._last, inputs, number, state.history, state.inputs(), state.bias, limits
             )
-            own = {row: text for row, text in texts.items() if text.kind == kind}
             found.append(_Launched(own, self._last, logprobs))
         return found
 
@@ -312,10 +348,18 @@ class Batch:
         """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
         inputs = np.zeros((len(_INPUTS), len(self._texts)), np.int32)
         inputs[_INPUTS.index("kind")] = -1
+        # Each row gets a key and a value: one that waits for its mask where those of its next token will be.
+        for row, text in enumerate(self._texts):
+            inputs[_INPUTS.index("position"), row] = 0 if text is None else min(text.done, self._spans[-1] - 1)
         for row, text in texts.items():
             inputs[:, row] = text.done, text.draw(), kinds.index(text.kind)
             text.done += 1
         return inputs
+
+    def _masked_biases(self, texts: dict[int, _Text]) -> Array:
+        """Return the masked biases (B, V) of these texts, with zeros for the other rows."""
+        zero = ops.fill(0, self._last, shape=(self._size,), dtype=float32)
+        return ops.stack([texts[row].take_bias() if row in texts else zero for row in range(len(self._texts))])
 
     def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
         """Yield what was computed for the texts that are still there."""
@@ -424,8 +468,10 @@ def _choose(
 ) -> tuple[Array, dict[str, Array], Logprobs | None]:
     """Return the last tokens (B, 1), the histories after them and their log-probabilities, for logits (B, V).
 
-    Rows of another kind of sampling than the given number keep their last token.
+    Rows of another kind of sampling than the given number keep their last token and history.
     """
+    is_own = inputs[_INPUTS.index("kind")][:, None] == number  # (B, 1)
     units = ops.astype(inputs[_INPUTS.index("unit")], dtype=float32)[:, None] * _UNIT
-    tokens, history, logprobs = sampled(logits, last, history, (units, 0), numbers, bias, limits)
-    return ops.where(inputs[_INPUTS.index("kind")][:, None] == number, tokens, last), history, logprobs
+    tokens, after, logprobs = sampled(logits, last, history, (units, 0), numbers, bias, limits)
+    history = {name: ops.where(is_own, seen, history[name]) for name, seen in after.items()}
+    return ops.where(is_own, tokens, last), history, logprobs

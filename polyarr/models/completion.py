@@ -231,11 +231,18 @@ class Writer:
         return Part(index, "", 0, row.finish, (begin, *self._scored(others, logprobs, top)))
 
     def _token_part(
-        self, index: int, row: "Row", token: int, decoded: str, logprobs: Sequence[np.ndarray] | None, top: int | None
+        self,
+        index: int,
+        row: "Row",
+        token: int,
+        decoded: str,
+        logprobs: Sequence[np.ndarray] | None,
+        top: int | None,
+        is_last: bool = False,
     ) -> Part:
         """Return the part that a token of a row adds, with its characters and its log-probabilities, (1, ...)."""
         scored = () if top is None else self._scored([token], logprobs, top, row.characters)
-        text = row.add(token, decoded)
+        text = row.add(token, decoded, is_last)
         return Part(index, text, row.count, row.finish, scored)
 
     def _scored(
@@ -311,13 +318,19 @@ class Row:
                 texts[i] = text
         return texts
 
-    def add(self, token: int, decoded: str) -> str:
-        """Add a token with the characters that it adds; return the characters that became known."""
+    def add(self, token: int, decoded: str, is_last: bool = False) -> str:
+        """Add a token with the characters that it adds; return the characters that became known.
+
+        Args:
+            token: The token.
+            decoded: Its characters.
+            is_last: Whether nothing may follow it.
+        """
         self.count += 1
         self.characters += len(decoded)
         is_end = token in self._ends
         text = "" if is_end else self._stops.add(decoded)
-        if is_end or self._stops.is_found:
+        if is_end or is_last or self._stops.is_found:
             self.finish = "stop"
         elif self.count == self._most:
             self.finish = "length"

@@ -11,17 +11,33 @@ from polyarr.models.completion import Part, Row, Writer
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.sampling import Sampling
 from polyarr.text import Tokenizer
+from polyarr.text.constraints import Constraint, Constraints
 
 
 class Call:
-    """Request of one caller of a SharedWriter: the texts after some prompts."""
+    """Request of one caller of a SharedWriter: the texts after some prompts.
+
+    Attributes:
+        left: Number of texts that are not complete.
+        error: The reason why they never will be, or None.
+    """
+
+    error: ValueError | None = None
 
     def __init__(
-        self, prompts: list[np.ndarray], rows: list[Row], how: Sampling, seed: int | None, top: int | None, echo: bool
+        self,
+        prompts: list[np.ndarray],
+        rows: list[Row],
+        how: Sampling,
+        seed: int | None,
+        top: int | None,
+        echo: bool,
+        constraints: list[Constraint] | None,
     ) -> None:
+        self.constraints = constraints
         self.prompts, self.rows, self.how, self.top, self.echo = prompts, rows, how, top, echo
         self.seeds = [None if seed is None else seed + i for i in range(len(rows))]
-        self.left = len(rows)  # texts that are not complete
+        self.left = len(rows)
 
     @property
     def is_scored(self) -> bool:
@@ -30,8 +46,8 @@ class Call:
 
     @property
     def is_done(self) -> bool:
-        """True if all texts are complete."""
-        return not self.left
+        """True if all texts are complete, or there was an error."""
+        return not self.left or self.error is not None
 
 
 class SharedWriter(Writer):
@@ -44,6 +60,9 @@ class SharedWriter(Writer):
         tokenizer: The tokenizer of the model.
         rows: Number of texts that are written at a time; more wait, the first to come first.
         length: Largest number of tokens of a prompt and its text; None for the model's context.
+
+    Attributes:
+        constraints: Constraints of texts by grammars, whose process starts with the first one.
 
     Examples:
         >>> from polyarr.models import GPTModel
@@ -61,6 +80,7 @@ class SharedWriter(Writer):
 
     def __init__(self, model: LanguageModel, tokenizer: Tokenizer, rows: int, length: int | None = None) -> None:
         super().__init__(model, tokenizer)
+        self.constraints = Constraints(tokenizer)
         self._new_batch = lambda: Batch(self.model, rows, length, self._size)
         self.reset()
 
@@ -86,6 +106,7 @@ class SharedWriter(Writer):
         seed: int | None = None,
         logprobs: int | None = None,
         echo: bool = False,
+        grammar: str | None = None,
         **sampling: Any,
     ) -> Call:
         """Begin the texts after prompts; `step` returns their parts.
@@ -98,6 +119,8 @@ class SharedWriter(Writer):
             seed: As in Writer.write.
             logprobs: As in Writer.write.
             echo: As in Writer.write.
+            grammar: Grammar of the texts, in llguidance's form of Lark; None: any text. A text ends where nothing may
+                follow.
             **sampling: As in Writer.write.
 
         Raises:
@@ -111,7 +134,8 @@ class SharedWriter(Writer):
         rows = [
             Row(self.tokenizer, prompt, stop, ends, min(max_new_tokens, length - len(prompt))) for prompt in encoded
         ]
-        call = Call(encoded, rows, how, seed, logprobs, echo)
+        constraints = grammar and [self.constraints.begin(grammar) for _ in rows]
+        call = Call(encoded, rows, how, seed, logprobs, echo, constraints)
         for i, row in enumerate(rows):
             if not call.is_scored and (echo or row.finish):
                 self._add_part(call, Part(i, "", 0, row.finish))
@@ -128,33 +152,80 @@ class SharedWriter(Writer):
         self._ready = [pair for pair in self._ready if pair[0] is not call]
 
     def step(self) -> list[tuple[Call, Part]]:
-        """Write one more token of each running text, and return the parts that became known by call."""
-        while self._waiting and self._batch.free:
-            call, i = self._waiting.popleft()
-            asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
-            self._running[self._batch.add(call.prompts[i], *asked)] = call, i
-        results = self._batch.step()
-        tokens = {one.row: one.token for one in results if one.token is not None and one.row in self._running}
+        """Write one more token of each running text, and return the parts that became known by call.
+
+        A call whose grammar fails gets an `error`, and has no more parts.
+        """
+        self._begin_texts()
+        results = [one for one in self._batch.step() if one.row in self._running]
+        tokens = {one.row: one.token for one in results if one.token is not None}
+        last = self._last_rows(tokens)
+        tokens = {row: token for row, token in tokens.items() if row in self._running}  # whose grammars did not fail
         rows = [call.rows[i] for call, i in map(self._running.get, tokens)]
         texts = dict(zip(tokens, Row.decoded(rows, [*tokens.values()]), strict=True))
         for one in results:
             if one.row not in self._running:  # its prompt was scored, and no more was asked for
                 continue
             call, i = self._running[one.row]
+            given = one.logprobs, call.top
             if one.token is None:
-                part = self._prompt_part(i, call.rows[i], call.prompts[i], one.logprobs, call.top)
+                part = self._prompt_part(i, call.rows[i], call.prompts[i], *given)
             else:
-                part = self._token_part(i, call.rows[i], one.token, texts[one.row], one.logprobs, call.top)
+                part = self._token_part(i, call.rows[i], one.token, texts[one.row], *given, one.row in last)
             self._add_part(call, part)
             if part.finish:
                 self._remove(one.row)
-        found, self._ready = self._ready, []
-        return found
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _begin_texts(self) -> None:
+        """Put texts that wait into free rows."""
+        chosen = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batch.free))]
+        masks = self._masks(chosen)
+        for call, i in chosen:
+            if call.error is None:
+                asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
+                self._running[self._batch.add(call.prompts[i], *asked, masks.get((call, i)))] = call, i
+
+    def _last_rows(self, tokens: dict[int, int]) -> set[int]:
+        """Let the grammars of rows follow their new tokens; return the rows after whose tokens nothing may follow."""
+        texts = {self._running[row]: row for row in tokens if self._running[row][0].constraints}
+        for (call, i), row in texts.items():
+            call.constraints[i].tokens.append(tokens[row])
+        masks = self._masks([*texts])
+        for text, mask in masks.items():
+            if mask is not None:
+                self._batch.restrict(texts[text], mask)
+        return {texts[text] for text, mask in masks.items() if mask is None}
+
+    def _masks(self, texts: list[tuple[Call, int]]) -> dict[tuple[Call, int], np.ndarray | None]:
+        """Return the tokens (V,) that may follow those of these texts that have a grammar; None: nothing may follow.
+
+        Calls whose grammar fails end.
+        """
+        texts = [(call, i) for call, i in texts if call.constraints]
+        found = self.constraints.masks([call.constraints[i] for call, i in texts]) if texts else []
+        masks = {}
+        for text, mask in zip(texts, found, strict=True):
+            mask = mask if mask is None or isinstance(mask, ValueError) else mask[: self._size]
+            if isinstance(mask, np.ndarray) and not mask.any():  # only the end that the tokenizer lacks may follow
+                mask = None
+            if isinstance(mask, ValueError):
+                self._fail(text[0], mask)
+            else:
+                masks[text] = mask
+        return masks
+
+    def _fail(self, call: Call, error: ValueError) -> None:
+        call.error = error
+        self.end(call)
 
     def _add_part(self, call: Call, part: Part) -> None:
         call.left -= part.finish is not None
         self._ready.append((call, part))
 
     def _remove(self, row: int) -> None:
-        del self._running[row]
+        call, i = self._running.pop(row)
+        if call.constraints:
+            self.constraints.end(call.constraints[i])
         self._batch.remove(row)
