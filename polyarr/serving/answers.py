@@ -1,12 +1,14 @@
 """Answers in the format of the OpenAI API's completions and chat completions, whole ones and streams of events."""
 
 import json
+import uuid
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
 from polyarr.models.completion import Completion, Part, TokenLogprob
 from polyarr.serving.protocol import CompletionRequest
+from polyarr.serving.tools import CallReader, ToolCall
 
 DONE = "[DONE]"  # the last event of a stream
 LEAST = -9999.0  # the API's log-probability of a token of probability 0; JSON has no infinity
@@ -15,7 +17,8 @@ LEAST = -9999.0  # the API's log-probability of a token of probability 0; JSON h
 def whole(request: CompletionRequest, texts: Sequence[Completion]) -> dict[str, Any]:
     """Return the answer to a request without a stream; `texts` has one text for each of the request's prompts."""
     rows = _answered(request, texts)
-    choices = [_choice(request, n, row, texts[row], "message") for n, row in enumerate(rows)]
+    readers = [CallReader(request.tools) if request.tools else None for _ in rows]
+    choices = [_choice(request, n, row, texts[row], "message", readers[n]) for n, row in enumerate(rows)]
     usage = _usage(request, [text.tokens for text in texts])
     return {**_head(request, is_stream=False), "choices": choices, "usage": usage}
 
@@ -26,6 +29,7 @@ class Events:
     def __init__(self, request: CompletionRequest) -> None:
         self._request, self._tokens = request, [0] * len(request.prompts)
         self._is_begun = [not request.is_chat] * len(request.prompts)
+        self._readers = [CallReader(request.tools) for _ in request.prompts] if request.tools else None
 
     def of(self, part: Part) -> Iterator[str]:
         """Yield the events of a part."""
@@ -33,7 +37,7 @@ class Events:
         if not self._is_begun[part.row]:
             self._is_begun[part.row] = True
             yield self._event({"delta": {"role": "assistant", "content": ""}, **_end(part.row, None, None)})
-        choice = _choice(self._request, part.row, part.row, part, "delta")
+        choice = _choice(self._request, part.row, part.row, part, "delta", self._readers and self._readers[part.row])
         if choice["logprobs"] or choice["finish_reason"] or choice.get("text") or choice.get("delta"):
             yield self._event(choice)
 
@@ -73,19 +77,41 @@ def _head(request: CompletionRequest, is_stream: bool) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": request.created, "model": request.model}
 
 
-def _choice(request: CompletionRequest, index: int, row: int, part: Part | Completion, where: str) -> dict[str, Any]:
-    """Return a text of the answer, or a part of it, with its log-probabilities."""
-    prompt = request.echo[row] if request.echo else []
+def _choice(
+    request: CompletionRequest, index: int, row: int, part: Part | Completion, where: str, reader: CallReader | None
+) -> dict[str, Any]:
+    """Return a text of the answer, or a part of it, with its log-probabilities; `reader` finds its calls."""
+    prompt, finish = request.echo[row] if request.echo else [], part.finish
     if request.is_chat:
-        role = {"role": "assistant"} if where == "message" else {}
-        content = {where: {**role, "content": part.text} if role or part.text else {}}
+        message = {"role": "assistant"} if where == "message" else {}
+        text, calls = reader.add(part.text, finish is not None) if reader else (part.text, [])
+        if message or text:
+            message["content"] = text or (None if calls else "")
+        if calls:
+            message["tool_calls"] = _tool_calls(calls, reader.count - len(calls), where == "delta")
+        if reader and reader.count and finish == "stop" and not request.tools.is_named:
+            finish = "tool_calls"
+        content = {where: message}
         logprobs = {"content": [_chat_logprob(one) for one in part.logprobs], "refusal": None}
     else:
         is_begin = isinstance(part, Completion) or not part.tokens
         content = {"text": "".join(prompt) + part.text if is_begin else part.text}
         logprobs = _logprobs(part.logprobs, prompt, is_begin)
     has_logprobs = request.logprobs is not None and part.logprobs
-    return {**content, **_end(index, part.finish, logprobs if has_logprobs else None)}
+    return {**content, **_end(index, finish, logprobs if has_logprobs else None)}
+
+
+def _tool_calls(calls: Sequence[ToolCall], first: int, is_delta: bool) -> list[dict[str, Any]]:
+    """Return calls, of which one is the `first` of its answer; in a stream each is one delta."""
+    return [
+        {
+            **({"index": index} if is_delta else {}),
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": call._asdict(),
+        }
+        for index, call in enumerate(calls, first)
+    ]
 
 
 def _logprobs(tokens: Sequence[TokenLogprob], prompt: Sequence[str], is_begin: bool) -> dict[str, Any]:

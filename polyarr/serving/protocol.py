@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from polyarr.schema import SchemaError, check_json, in_one_line, loaded_json
+from polyarr.serving.tools import Format, Tools
 from polyarr.text import start_of
+from polyarr.text.constraints import Constraints
+from polyarr.text.grammar import json_rule
 from polyarr.text.sandbox import SandboxedTokenizer
 
 SCHEMA = Path(__file__).with_name("requests.schema.json")
@@ -77,6 +80,8 @@ class CompletionRequest:
         logprobs: Number of the most likely tokens at each position whose log-probabilities the answer has, besides
             those of the tokens themselves; None: it has none.
         echo: Texts of the tokens of `prompts`, if the answer begins with them; else None.
+        grammar: Grammar of the texts, or None.
+        tools: Tools that the answer may call, or None.
         id: Id of the answer.
         created: Unix time of the request.
     """
@@ -95,6 +100,8 @@ class CompletionRequest:
     has_usage: bool
     logprobs: int | None = None
     echo: list[list[str]] | None = None
+    grammar: str | None = None
+    tools: Tools | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -104,8 +111,10 @@ class CompletionRequest:
         return self.best_of > self.n
 
 
-def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, limits: Limits) -> CompletionRequest:
-    """Return the request in a body.
+def read(
+    body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, constraints: Constraints, limits: Limits
+) -> CompletionRequest:
+    """Return the request in a body, whose grammar is checked by `constraints`.
 
     Raises:
         RefusedError: The request cannot be answered.
@@ -114,11 +123,13 @@ def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, 
     if fields["model"] != model:
         text = f"model: {fields['model'][:100]!r} is not here; there is {model!r}"
         raise RefusedError(404, text, "model", "model_not_found")
+    tools = _refusing("tools", _tools, fields, tokenizer)
+    grammar = _grammar(fields, tools, constraints)
     longest, name = limits.tokens, "messages" if is_chat else "prompt"
     given = [fields["messages"]] if is_chat else _refusing(name, _each, fields["prompt"])
     count = _count(fields, len(given))
     if is_chat:
-        prompts = [_refusing(name, _conversation, fields["messages"], tokenizer, limits)]
+        prompts = [_refusing(name, _conversation, fields, tokenizer, limits)]
     else:
         prompts = [_refusing(name, _encoded, one, tokenizer, longest) for one in given]
     wanted = _max_tokens(fields, max(map(len, prompts)), is_chat, longest)
@@ -141,6 +152,8 @@ def read(body: bytes, is_chat: bool, model: str, tokenizer: SandboxedTokenizer, 
         fields.get("stream_options", {}).get("include_usage", False),
         _logprobs(fields, is_chat),
         echo or None,
+        grammar,
+        tools,
     )
 
 
@@ -150,8 +163,54 @@ def _refusing(name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         return work(*arguments)
     except ValueError as error:
         raise RefusedError(400, f"{name}: {error}", name) from error
+    except RecursionError as error:
+        raise RefusedError(400, f"{name}: its JSON is nested too deeply", name) from error
     except OSError as error:
         raise RefusedError(503, f"no process can be started to encode it: {error.strerror}") from error
+    except RuntimeError as error:  # a library is missing
+        raise RefusedError(501, f"{name}: {error}", name) from error
+
+
+def _tools(fields: dict[str, Any], tokenizer: SandboxedTokenizer) -> Tools | None:
+    """Return the tools that an answer may call, or None."""
+    given, choice = fields.get("tools"), fields.get("tool_choice", "auto")
+    names = tuple(one["function"]["name"] for one in given or ())
+    is_named = isinstance(choice, dict)
+    if (is_named or choice == "required") and not given:
+        raise ValueError("there is none; tool_choice requires a call of one")
+    if not given or choice == "none":
+        return None
+    if len(set(names)) < len(names):
+        raise ValueError("two functions have the same name; each must have its own")
+    if is_named and choice["function"]["name"] not in names:
+        raise ValueError(f"there is no {choice['function']['name'][:100]!r}, which tool_choice names")
+    if tokenizer.chat is None or not tokenizer.chat.has_tools:
+        raise ValueError("this model's chat template has no place for them; leave them out")
+    if is_named:
+        names = (choice["function"]["name"],)
+    most = 1 if is_named or fields.get("parallel_tool_calls") is False else None
+    return Tools(names, Format.of(tokenizer.chat), most, is_named)
+
+
+def _grammar(fields: dict[str, Any], tools: Tools | None, constraints: Constraints) -> str | None:
+    """Return the grammar of the texts, which is checked, or None."""
+    format = fields.get("response_format", {"type": "text"})
+    if tools and fields.get("tool_choice", "auto") != "auto":
+        name, make = "tools", lambda: tools.grammar(fields["tools"])
+    elif format["type"] != "text" and tools:
+        text = "it was given with tools; then it must be text, or tool_choice must be none or required"
+        raise RefusedError(400, f"response_format: {text}", "response_format")
+    elif format["type"] != "text":
+        schema = format["json_schema"].get("schema", {}) if format["type"] == "json_schema" else {"type": "object"}
+        name, make = "response_format", lambda: f"start: {json_rule(schema)}"
+    else:
+        return None
+
+    def checked() -> str:
+        constraints.check(grammar := make())
+        return grammar
+
+    return _refusing(name, checked)
 
 
 def _count(fields: dict[str, Any], prompts: int) -> int:
@@ -218,10 +277,11 @@ def _given(value: Any) -> Any:
 
 
 def _message(message: Any) -> Any:
-    """Return a message without keys that are null; an assistant's content of null becomes ""."""
+    """Return a message without keys that are null; an assistant's content of null, or beside calls, becomes ""."""
     found = _given(message)
-    if isinstance(found, dict) and found.get("role") == "assistant" and message.get("content", "") is None:
-        found["content"] = ""
+    if isinstance(found, dict) and found.get("role") == "assistant":
+        if "tool_calls" in found or message.get("content", "") is None:
+            found.setdefault("content", "")
     return found
 
 
@@ -269,14 +329,31 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     return {int(token): bias for token, bias in given.items()}
 
 
-def _conversation(
-    messages: list[dict[str, Any]], tokenizer: SandboxedTokenizer, limits: Limits
-) -> list[int]:
+def _conversation(fields: dict[str, Any], tokenizer: SandboxedTokenizer, limits: Limits) -> list[int]:
     """Return the tokens of a conversation, up to the start of the answer."""
     if tokenizer.chat is None:
         raise ValueError("this model has no chat template; use /v1/completions, or import it with one")
-    given = [{**message, "content": _text(message["content"])} for message in messages]
-    return _some(tokenizer.encode_messages(given, limits.tokens, limits.is_trusted))
+    messages = [_rendered(message) for message in fields["messages"]]
+    tools = fields.get("tools") if fields.get("tool_choice") != "none" else None
+    return _some(tokenizer.encode_messages(messages, limits.tokens, limits.is_trusted, tools or None))
+
+
+def _rendered(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as chat templates take it: content is a text, arguments of calls are objects."""
+    found = {**message, "content": _text(message["content"])}
+    if "tool_calls" in message:
+        found["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _arguments(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return found
+
+
+def _arguments(given: str) -> dict[str, Any]:
+    found = loaded_json(given)
+    if not isinstance(found, dict):
+        raise ValueError(f"the arguments of a call are {in_one_line(given)}; they must be an object in JSON")
+    return found
 
 
 def _some(tokens: list[int]) -> list[int]:

@@ -103,7 +103,8 @@ class Worker:
         """
         is_left, context = threading.Event(), copy_context()
         context.run(abandoned.set, is_left.is_set)
-        slot.job = self._readers.submit(context.run, read, body, is_chat, model, self._tokenizer, limits)
+        given = body, is_chat, model, self._tokenizer, self.writer.constraints, limits
+        slot.job = self._readers.submit(context.run, read, *given)
         try:
             return await asyncio.wrap_future(slot.job)
         finally:
@@ -138,6 +139,7 @@ class Worker:
     def close(self) -> None:
         """End the threads: requests that wait or are being encoded are aborted."""
         self._tokenizer.close()
+        self.writer.constraints.close()
         self._readers.shutdown(cancel_futures=True)
         self._is_closed = True
         self._asked.put(None)  # wakes the thread
@@ -159,8 +161,8 @@ class Worker:
             for call, part in found:
                 jobs[call].held.append(part)
             done = [call for call in jobs if call.is_done]
-            due = [(job, job.taken()) for call, job in jobs.items() if job.is_due or call.is_done]
-            _give([*due, *((jobs.pop(call), None) for call in done)])
+            due = [(job, job.taken()) for call, job in jobs.items() if job.is_due or (call.is_done and job.held)]
+            _give([*due, *((jobs.pop(call), _end_of(call)) for call in done)])
 
     def _take(self, jobs: "dict[Call, _Job]") -> bool:
         """Begin new requests and end those whose clients left; wait if there are none; return whether to go on."""
@@ -187,7 +189,8 @@ class Worker:
             _log.error("the model does not recover: %s", in_one_line(error) or type(error).__name__, exc_info=error)
 
     def _begun(self, request: CompletionRequest) -> Call:
-        options = {"stop": request.stop, "seed": request.seed, "echo": request.echo is not None}
+        options = {"stop": request.stop, "seed": request.seed, "grammar": request.grammar}
+        options["echo"] = request.echo is not None
         options["logprobs"] = 0 if request.is_ranked and request.logprobs is None else request.logprobs
         return self.writer.begin(request.prompts, request.max_tokens, **options, **request.sampling)
 
@@ -217,6 +220,11 @@ class _Job:
         """Return the parts that are held, and hold them no longer."""
         found, self.held, self.is_begun = self.held, [], True
         return found
+
+
+def _end_of(call: Call) -> RefusedError | None:
+    """Return the error of a call that has ended, or None."""
+    return call.error and RefusedError(500, f"the grammar of the text failed: {call.error}")
 
 
 def _give(found: Sequence[tuple[_Job, list[Part] | RefusedError | None]]) -> None:

@@ -23,6 +23,7 @@ from polyarr.serving.app import Service  # noqa: E402
 from polyarr.serving.protocol import Limits  # noqa: E402
 from polyarr.serving.server import Server, listen, server_of  # noqa: E402
 from polyarr.serving.worker import Worker  # noqa: E402
+from polyarr.text.constraints import Constraints  # noqa: E402
 from polyarr.text.sandbox import SandboxedTokenizer  # noqa: E402
 
 LENGTH = 40
@@ -105,6 +106,8 @@ async def ask_directly(service, body, send, gone):
 class ScriptedCall:
     """A call of a Scripted writer."""
 
+    error = None
+
     def __init__(self, most):
         self.count, self.most, self.is_done = 0, most, False
 
@@ -114,7 +117,7 @@ class Scripted:
 
     def __init__(self, tokenizer):
         self.tokenizer, self.go, self.begun, self.ended = tokenizer, threading.Semaphore(0), [], threading.Semaphore(0)
-        self.fault, self.calls = None, []
+        self.fault, self.calls, self.constraints = None, [], Constraints(tokenizer)
 
     def begin(self, prompts, max_new_tokens, **_):
         self.begun.append(self.tokenizer.decode(prompts[0]))

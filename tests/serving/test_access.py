@@ -16,10 +16,11 @@ from polyarr.serving.server import IdleClosingProtocol  # noqa: E402
 from polyarr.serving.worker import Worker  # noqa: E402
 from polyarr.text import CharTokenizer  # noqa: E402
 from polyarr.text.sandbox import SandboxedTokenizer  # noqa: E402
+from tests.helpers.serving import Scripted  # noqa: E402
 
 
 def ask(access, path="/v1/models", method="GET", **headers):
-    worker = Worker(None, SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
+    worker = Worker(Scripted(CharTokenizer("ab")), SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
     app = Service(worker, "tiny", Limits(9), access).app()
 
     async def asked():
@@ -102,7 +103,7 @@ def test_what_is_no_origin(origin):
 
 
 def test_one_client_may_not_have_all_places():
-    worker = Worker(None, SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
+    worker = Worker(Scripted(CharTokenizer("ab")), SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
     with worker.slot("a", 2), worker.slot("a", 2):
         with pytest.raises(RefusedError, match="2 of your requests are here already"), worker.slot("a", 2):
             pass

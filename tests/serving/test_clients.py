@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 
 import pytest
 
@@ -128,6 +129,21 @@ def test_chat_completions(client, writer):
     assert "".join(event.choices[0].delta.content or "" for event in events) == wanted.text
     again = [*messages, found.message, {"role": "user", "content": "and?"}]  # as clients go on
     assert client.chat.completions.create(messages=again, **asked).usage.prompt_tokens > 40
+
+
+def test_structured_output(client):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 5]}}, "required": ["n"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "response_format": wanted, "seed": 1}
+    found = client.chat.completions.create(**asked).choices[0]
+    assert json.loads(found.message.content)["n"] in (1, 5) and found.finish_reason == "stop"
+    with client.chat.completions.stream(**asked) as events:
+        assert events.get_final_completion().choices[0].message.content == found.message.content
+    with pytest.raises(openai.BadRequestError, match="no place for them"):
+        client.chat.completions.create(
+            model="tiny", messages=asked["messages"], tools=[{"type": "function", "function": {"name": "now"}}]
+        )
 
 
 def test_log_probabilities_of_a_completion(client, writer):
@@ -288,17 +304,18 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POLYARR_BACKEND", "numpy")
     write_model(tmp_path / "SmolLM2-135M-Instruct", context_length=64)
     blocks = [(kind, block.replace("8000", port)) for kind, block in BLOCK.findall(PAGE.read_text())]
-    assert [kind for kind, _ in blocks] == ["sh", "bash", "python", "bash", "console", "python"]
+    assert [kind for kind, _ in blocks] == ["sh", "bash", "python", "python", "bash", "console", "python"]
     importing, serving = (shlex.split(line) for line in blocks[0][1].splitlines())
     main(importing[1:], standalone_mode=False)
     with process_of(serving[1:]):
-        for line in (blocks[1][1] + blocks[3][1]).replace("\\\n", " ").splitlines():
+        for line in (blocks[1][1] + blocks[4][1]).replace("\\\n", " ").splitlines():
             answer = subprocess.run([*shlex.split(line), "-sS"], capture_output=True, text=True, timeout=PATIENT)
             assert json.loads(answer.stdout).keys() & {"choices", "status"}, answer
         capsys.readouterr()
-        exec(blocks[2][1], {})
-        assert capsys.readouterr().out
-    program = f"import polyarr as pa\npa.set_backend('numpy')\n{blocks[5][1]}"
+        for _, block in blocks[2:4] if find_spec("llguidance") else blocks[2:3]:
+            exec(block, {})
+            assert capsys.readouterr().out
+    program = f"import polyarr as pa\npa.set_backend('numpy')\n{blocks[6][1]}"
     found = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=20) as client:

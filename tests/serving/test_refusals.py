@@ -15,6 +15,8 @@ from tests.helpers.serving import ASK, COMPLETION, JSON, SAY, TALK, client, erro
 from polyarr.models import completion as completion_module
 from polyarr.serving.protocol import MAX_ROWS
 
+TOOL = {"type": "function", "function": {"name": "now"}}
+CALLING = {"role": "assistant", "tool_calls": [{"function": {"name": "now", "arguments": "[1]"}}]}
 BAD = {
     "no JSON": (COMPLETION, b"{", 400, "the body must be JSON: "),
     "nothing": (COMPLETION, b"", 400, "the body must be JSON: "),
@@ -75,7 +77,11 @@ BAD = {
     "best_of": (COMPLETION, {**ASK, "best_of": 2, "n": 3}, 400, "best_of: 2 was given; it must be at least n"),
     "many": (COMPLETION, {**ASK, "best_of": 17}, 400, "best_of: 17 texts for each of 1 prompts; there may be 16"),
     "best stream": (COMPLETION, {**ASK, "best_of": 3, "stream": True}, 400, "best_of: 3 was given; it must be n"),
-    "tools": (TALK, {**SAY, "tools": []}, 400, "tools is not supported; leave it out"),
+    "tools": (TALK, {**SAY, "tools": [{}]}, 400, "tools[0].type is missing; it is required"),
+    "function": (TALK, {**SAY, "tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "of the form"),
+    "place for tools": (TALK, {**SAY, "tools": [TOOL]}, 400, "tools: this model's chat template has no place for"),
+    "tools of a text": (COMPLETION, {**ASK, "tools": [TOOL]}, 400, "tools is not supported"),
+    "arguments": (TALK, {**SAY, "messages": [CALLING]}, 400, "messages: the arguments of a call are [1]; they must be"),
     "messages": (TALK, {**SAY, "messages": "a"}, 400, "messages: \"a\" was given; it must be a list"),
     "no messages": (TALK, {**SAY, "messages": []}, 400, "messages: [] was given; it must be a list with 1"),
     "role": (TALK, {**SAY, "messages": [{"role": "king", "content": "a"}]}, 400, "\"king\" was given; it"),
@@ -84,7 +90,8 @@ BAD = {
     "prompt of a chat": (TALK, {**SAY, "prompt": "a"}, 400, "prompt is not supported; leave it out"),
     "large": (COMPLETION, b" " * (2**20 + 1), 413, "the body has more than 1,048,576 bytes"),
     "misspelled": (COMPLETION, {**ASK, "max_token": 5}, 400, "max_token is not supported; there may be max_tokens"),
-    "tool": (TALK, {**SAY, "tool_choice": "auto"}, 400, "tool_choice: \"auto\" was given; it must be \"none\""),
+    "choice": (TALK, {**SAY, "tool_choice": "any"}, 400, "tool_choice: \"any\" was given; it must be"),
+    "no tool": (TALK, {**SAY, "tool_choice": "required"}, 400, "tools: there is none; tool_choice requires a call"),
     "null content": (TALK, {**SAY, "messages": [{"role": "user", "content": None}]}, 400, "messages[0].content"),
     "path": ("/v1/embeddings", {}, 404, "POST /v1/embeddings: Not Found; there are GET /v1/models"),
     "slash": ("/v1/completions/", ASK, 404, "Not Found"),

@@ -24,6 +24,7 @@ from polyarr.text import (
     prepare,
     same_tokens,
 )
+from polyarr.text.constraints import Constraints
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.special import SpecialTokens
 from polyarr.training import load_checkpoint
@@ -67,7 +68,7 @@ def test_a_server_adds_them_to_a_text_and_not_to_a_conversation(tmp_path):
 
     def prompt(is_chat, **asked):
         body = json.dumps({"model": "m", **asked}).encode()
-        return read(body, is_chat, "m", programs, Limits(1000)).prompts[0]
+        return read(body, is_chat, "m", programs, Constraints(tokenizer), Limits(1000)).prompts[0]
 
     with SandboxedTokenizer(tokenizer) as programs:
         assert prompt(False, prompt="fox") == tokenizer.encode("fox").tolist() and prompt(False, prompt="") == [bos]
