@@ -1,6 +1,7 @@
 """`polyarr generate`: generate text with a trained model, and print it token by token."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ import numpy as np
 from polyarr.cli.output import print_text
 from polyarr.cli.writing import check_stops, open_writer, writing_options
 from polyarr.files import read_regular
+from polyarr.models import Writer
+from polyarr.models.completion import Part
 from polyarr.models.generation import limit_to_context
+from polyarr.models.shared_writer import Call, SharedWriter
+from polyarr.schema import loaded_json
 from polyarr.text import Tokenizer, start_of
+from polyarr.text.constraints import MAX_GRAMMAR
+from polyarr.text.grammar import json_rule
 
 _MAX_PROMPT = 2**24  # bytes of a prompt's file
 
@@ -25,6 +32,10 @@ _MAX_PROMPT = 2**24  # bytes of a prompt's file
 )
 @click.option("--chat", "is_chat", is_flag=True, help="Answer the prompt as a message, by the model's chat template.")
 @click.option("--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="Limit of new tokens.")
+@click.option(
+    "--json-schema", "schema", metavar="FILE", type=click.Path(path_type=Path),
+    help="Write JSON that is valid by the JSON schema in a file.",
+)
 @click.option("--stop-at-context", is_flag=True, help="Stop when the model's context is full.")
 @writing_options
 def command(
@@ -33,6 +44,7 @@ def command(
     file: Path | None,
     is_chat: bool,
     tokens: int,
+    schema: Path | None,
     int8: bool,
     dtype: str | None,
     backend: str | None,
@@ -59,11 +71,39 @@ def command(
         if options["stop_at_context"] and tokens and not limit_to_context(writer.model, len(start), tokens):
             text = f"it has {len(start):,} tokens, the model's context {context:,}; leave room for more"
             raise click.BadParameter(text, param_hint=hint)
-        parts = writer.write([list(map(int, start))], tokens, **options)  # raises for bad options
+        begun = list(map(int, start))
+        if schema is not None:
+            parts = _structured(writer, begun, tokens, schema, options)
+        else:
+            parts = writer.write([begun], tokens, **options)  # raises for bad options
         print_text("" if is_chat else prompt)
         for part in parts:
             print_text(part.text)
         click.echo()
+
+
+def _structured(
+    writer: Writer, start: list[int], tokens: int, schema: Path, options: dict[str, Any]
+) -> Iterator[Part]:
+    """Return the parts of a text of JSON after a prompt, which is valid by the schema in a file."""
+    del options["stop_at_context"]  # the context always ends these texts
+    shared, text = SharedWriter(writer.model, writer.tokenizer, rows=1), read_regular(schema, MAX_GRAMMAR)
+    try:
+        found = loaded_json(text)
+        if not isinstance(found, dict):
+            raise ValueError("it must be an object, which is a JSON schema")
+        shared.constraints.check(grammar := f"start: {json_rule(found)}")
+    except ValueError as error:
+        raise ValueError(f"{schema}: {error}") from error
+    return _parts_of(shared, shared.begin([start], tokens, grammar=grammar, **options))
+
+
+def _parts_of(writer: SharedWriter, call: Call) -> Iterator[Part]:
+    while not call.is_done:
+        yield from (part for _, part in writer.step())
+    writer.constraints.close()
+    if call.error:
+        raise call.error
 
 
 def _content(file: Path) -> str:

@@ -129,6 +129,17 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     assert (exported["bos_token_id"], exported["eos_token_id"]) == (None, found.tokenizer.end)
 
 
+def test_a_text_of_a_schema(folder, capsys):
+    pytest.importorskip("llguidance")
+    schema, asked = folder / "schema.json", ("--prompt", "fox", "--tokens", 9, "--json-schema")
+    schema.write_text('{"enum": [{"a": 1}, {"a": 2}]}')
+    polyarr("generate", folder / "theirs", *asked, schema)
+    assert json.loads(capsys.readouterr().out.removeprefix("fox")) in ({"a": 1}, {"a": 2})
+    schema.write_text('{"type": "strin"}')
+    with pytest.raises(ValueError, match=r"schema.json: Invalid type: strin$"):
+        polyarr("generate", folder / "theirs", *asked, schema)
+
+
 def test_a_folder_generates_as_it_lies_there(folder, capsys):
     """The output equals that of the imported model, and nothing is written."""
     polyarr("import", folder / "theirs", "--out", folder / "run")
