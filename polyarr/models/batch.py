@@ -114,7 +114,8 @@ class Batch:
     """Texts that one model writes side by side; each may begin and end at any token of the others.
 
     A step computes one more token of each text. The device computes the tokens of the next step while the caller uses
-    those of this one. Prompts are computed in chunks, so that a long one does not hold up the others.
+    those of this one. Prompts are computed in chunks, so that a long one does not hold up the others. Whole chunks with
+    which the prompt of a row begins, too, are copied from its caches, also after its text has ended (prefix reuse).
 
     The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
     rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give,
@@ -125,6 +126,9 @@ class Batch:
         rows: Number of texts at a time.
         length: Largest number of tokens of a prompt and its text; None for the model's context.
         vocab_size: Sample only tokens below it; None: all.
+
+    Attributes:
+        reused: Number of tokens of prompts that were copied rather than computed.
 
     Examples:
         >>> import numpy as np
@@ -145,6 +149,7 @@ class Batch:
         self.length = min(length or own.context_length, own.context_length)
         self._size = min(vocab_size or own.vocab_size, own.vocab_size)
         self._texts: list[_Text | None] = [None] * rows
+        self.reused, self._prefixes = 0, [np.zeros(0, np.int32)] * rows  # chunks of prompts that are in the caches
         self._begin: list[int] = []  # rows whose prompts are not complete, the first to come first
         size = cache_capacity(self._model, self.length, 0)
         self._spans = [*(CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size), size]
@@ -156,8 +161,9 @@ class Batch:
         self._logits = compile(_logits, constants="count", donate="caches")
         self._chunk = compile(_chunk, donate="caches")
         self._put = compile(_put, constants="span", donate="caches")
+        self._copy = compile(_copy, constants="span", donate="own")
         self._choose, self._first = _samplers()
-        self._put.many = self._logits.many = self._chunk.many = _MAX_KINDS
+        self._put.many = self._copy.many = self._logits.many = self._chunk.many = _MAX_KINDS
         self._parts = self._equal_parts()
 
     @property
@@ -212,6 +218,12 @@ class Batch:
         if row in self._begin:
             self._begin.remove(row)
 
+    def forget(self) -> None:
+        """Forget the prompts whose texts have ended, whose caches later texts would reuse."""
+        for row, text in enumerate(self._texts):
+            if text is None:
+                self._prefixes[row] = np.zeros(0, np.int32)
+
     def step(self) -> list[Sampled]:
         """Compute up to CHUNK tokens of prompts, and one more token of each text whose prompt is complete.
 
@@ -237,6 +249,7 @@ class Batch:
         """Compute the next chunks of the prompts that came first, and the first tokens of those that are complete."""
         found, spent = [], 0
         while self._begin and (text := self._texts[row := self._begin[0]]) is not None:
+            text.done = text.done or self._reuse(text)
             start, count = text.done, text.end - text.done
             size = min(max(_LEAST, 1 << (count - 1).bit_length()), self._own[0].size - start)
             if spent and spent + size > CHUNK:
@@ -244,7 +257,7 @@ class Batch:
             spent += size
             tokens = np.zeros((1, size), np.int32)  # those after the chunk change nothing before them
             tokens[0, :count] = text.prompt[start : text.end]
-            span = next(one for one in self._spans if one >= start + size)
+            span = self._span(start + size)
             _set_span(self._own, span)
             features = self._chunk(self._model, creation.asarray(tokens), self._own, start or None)  # (1, T, C)
             text.done += count
@@ -253,8 +266,22 @@ class Batch:
             if text.done == len(text.prompt):
                 self._begin.remove(row)
                 self._put(self._caches, self._own, row, span)
+                self._prefixes[row] = text.prompt[: 0 if text.echo else _reusable(text)]
                 found.append(self._first_token(row, text, features, count - 1))
         return found
+
+    def _reuse(self, text: _Text) -> int:
+        """Copy the chunks with which a prompt and the prompt of a row begin; return the number of their tokens."""
+        most = 0 if text.echo else _reusable(text)
+        sizes = [_common(text.prompt[:most], prefix) // CHUNK * CHUNK for prefix in self._prefixes]
+        if size := max(sizes):
+            self._copy(self._own, self._caches, sizes.index(size), self._span(size))
+            self.reused += size
+        return size
+
+    def _span(self, size: int) -> int:
+        """Return the number of positions that are copied, or attended to, for `size` ones."""
+        return next(one for one in self._spans if one >= size)
 
     def _scored(self, text: _Text, features: Array) -> Logprobs | None:
         """Return the log-probabilities of the tokens of a prompt, from its features (1, T, C)."""
@@ -348,9 +375,11 @@ class Batch:
         """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
         inputs = np.zeros((len(_INPUTS), len(self._texts)), np.int32)
         inputs[_INPUTS.index("kind")] = -1
-        # Each row gets a key and a value: one that waits for its mask where those of its next token will be.
-        for row, text in enumerate(self._texts):
-            inputs[_INPUTS.index("position"), row] = 0 if text is None else min(text.done, self._spans[-1] - 1)
+        # Each row gets a key and a value: one that waits for its mask where those of its next token will be, one
+        # without a text after the chunks that may be reused.
+        for row, (text, prefix) in enumerate(zip(self._texts, self._prefixes, strict=True)):
+            position = text.done if text is not None and text.has_begun else len(prefix)
+            inputs[_INPUTS.index("position"), row] = min(position, self._spans[-1] - 1)
         for row, text in texts.items():
             inputs[:, row] = text.done, text.draw(), kinds.index(text.kind)
             text.done += 1
@@ -400,6 +429,18 @@ class _State:
 
 def _with_row(x: Array, new: Array, row: int) -> Array:
     return ops.slice_update(x, new, (row, 0), steps=(1, 1))
+
+
+def _reusable(text: _Text) -> int:
+    """Return the number of tokens of a prompt that may be copied: whole chunks, but not its last token."""
+    return (len(text.prompt) - 1) // CHUNK * CHUNK
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return the number of tokens with which both begin."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if differ.size else size
 
 
 def _set_span(caches: list[KeyValueCache], span: int) -> None:
@@ -454,6 +495,14 @@ def _put(caches: list[KeyValueCache], own: list[KeyValueCache], row: int, span: 
     for cache, new in zip(caches, own, strict=True):
         both = new.both[:, :, :, :span]
         cache.both.rebind(ops.slice_update(cache.both, both, (0, row, 0, 0, 0), steps=(1, 1, 1, 1, 1)))
+
+
+def _copy(own: list[KeyValueCache], caches: list[KeyValueCache], row: int, span: int) -> None:
+    """Copy the keys and values of the first `span` positions of a row into the caches of a prompt."""
+    for new, cache in zip(own, caches, strict=True):
+        two, _, heads, _, width = cache.both.shape
+        both = ops.slice(cache.both, (0, row, 0, 0, 0), steps=(1,) * 5, shape=(two, 1, heads, span, width))
+        new.both.rebind(ops.slice_update(new.both, both, (0,) * 5, steps=(1,) * 5))
 
 
 def _choose(

@@ -92,6 +92,11 @@ class SharedWriter(Writer):
         self._batch = self._new_batch()
 
     @property
+    def reused(self) -> int:
+        """Number of tokens of prompts that were copied from another text's caches rather than computed."""
+        return self._batch.reused
+
+    @property
     def is_idle(self) -> bool:
         """True if there is nothing to do."""
         return not (self._waiting or self._running or self._ready)

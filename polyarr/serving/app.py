@@ -92,7 +92,7 @@ class Service:
         return Answer({"status": "ok", "model": self.model, "requests": self.worker.requests})
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(self.metrics.to_text(self.worker.requests), media_type=CONTENT_TYPE)
+        return Response(self.metrics.to_text(self.worker.requests, self.worker.writer.reused), media_type=CONTENT_TYPE)
 
     async def _models(self, _: Request) -> Answer:
         return Answer({"object": "list", "data": [self._described()]})

@@ -62,19 +62,26 @@ class Metrics:
             if count > rows:  # the first token of each text came with the prompt
                 self._rate = (count - rows) / (time.perf_counter() - first)
 
-    def to_text(self, requests: int) -> str:
-        """Return the metrics in Prometheus' text format; `requests` is the number of requests in the queue."""
-        return "".join(f"{line}\n" for line in self._lines(requests))
+    def to_text(self, requests: int, reused: int) -> str:
+        """Return the metrics in Prometheus' text format.
+
+        Args:
+            requests: Number of requests in the queue.
+            reused: Number of tokens of prompts that were copied from other caches.
+        """
+        return "".join(f"{line}\n" for line in self._lines(requests, reused))
 
     def _wait(self, seconds: float) -> None:
         self._waits[bisect_left(BUCKETS, seconds)] += 1
         self._waited += seconds
 
-    def _lines(self, requests: int) -> Iterator[str]:
+    def _lines(self, requests: int, reused: int) -> Iterator[str]:
         statuses = {f'{{status="{status}"}}': count for status, count in sorted(self._responses.items())}
         yield from _metric("responses_total", "counter", "HTTP responses", statuses)
         yield from _metric("requests", "gauge", "Requests in the queue, the running ones included", {"": requests})
         yield from _metric("prompt_tokens_total", "counter", "Tokens of prompts", {"": self._tokens["prompt"]})
+        copied = "Tokens of prompts that were copied from the caches of other texts"
+        yield from _metric("reused_prompt_tokens_total", "counter", copied, {"": reused})
         written = {"": self._tokens["generated"]}
         yield from _metric("generated_tokens_total", "counter", "Tokens that were generated", written)
         rate = {"": self._rate}

@@ -115,6 +115,8 @@ class ScriptedCall:
 class Scripted:
     """A fake writer that writes a token whenever `go` is released, and records which calls began and ended."""
 
+    reused = 0
+
     def __init__(self, tokenizer):
         self.tokenizer, self.go, self.begun, self.ended = tokenizer, threading.Semaphore(0), [], threading.Semaphore(0)
         self.fault, self.calls, self.constraints = None, [], Constraints(tokenizer)

@@ -123,6 +123,57 @@ def test_a_long_prompt_holds_up_no_text_and_changes_nothing():
         assert found == wanted.tolist()
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_reused_prefixes_change_no_bit(kind, backend):
+    """In random schedules of prompts with common beginnings; alone, the caches of other texts are forgotten."""
+    sizes = {**SIZES, "context_length": 3 * CHUNK + 50}
+    long = {
+        "gpt": lambda: GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": True}),
+        "llama": lambda: LlamaModel(
+            {**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [CHUNK + 9, 0]}
+        ),
+    }
+    pa.random.seed(0)
+    batch, generator = Batch(pa.tree.map(lambda p: p * 6, long[kind]()), 3), np.random.default_rng(0)
+    beginnings = [generator.integers(0, 23, 3 * CHUNK) for _ in range(2)]
+    texts = [Text(generator, number) for number in range(12)]
+    for text in texts:
+        beginning = beginnings[generator.integers(2)][: generator.integers(CHUNK - 5, 3 * CHUNK)]
+        text.prompt, text.count = np.concatenate([beginning, text.prompt]), 3
+        text.echo = text is texts[1]
+    texts[0].prompt = beginnings[0][: 2 * CHUNK]  # whole chunks, the last of which is computed for its logits
+    write(batch, texts)
+    wanted = [text.found for text in texts]
+    assert batch.reused > 5 * CHUNK and batch.reused % CHUNK == 0
+    for text, found in zip(texts, wanted, strict=True):
+        before = batch.reused
+        batch.forget()
+        write(batch, [text])
+        assert text.found == found and batch.reused == before
+        write(batch, [text])
+        assert text.found == found and (batch.reused > before or text.echo or len(text.prompt) <= CHUNK)
+
+
+def test_rows_without_a_text_keep_their_prefix():
+    """While other texts go on: a third text begins with the prompt of the first, which has ended."""
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        sizes = {**SIZES, "context_length": 2 * CHUNK, "drop_rate": 0.0, "qkv_bias": True}
+        model = pa.tree.map(lambda p: p * 6, GPTModel(sizes))
+        batch, prompt = Batch(model, 2), np.arange(CHUNK + 9) * 7 % 23
+        batch.add(prompt, Sampling(temperature=0))
+        batch.add(np.array([1]), Sampling(temperature=0))
+        for _ in range(3):
+            batch.step()
+        batch.remove(0)
+        for _ in range(5):
+            batch.step()
+        batch.add(prompt, Sampling(temperature=0))
+        found = [one.token for _ in range(4) for one in batch.step() if one.row == 0]
+        wanted = generate(model, pa.asarray(prompt[None]), 4, temperature=0).numpy()[0, -4:]
+        assert len(found) > 1 and found == wanted[: len(found)].tolist() and batch.reused == CHUNK
+
+
 def test_rows_and_lengths_have_limits():
     with pa.use_backend("numpy"):
         batch = Batch(model_of("gpt"), 2, length=10)

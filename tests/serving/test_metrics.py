@@ -56,6 +56,7 @@ def client(tiny, runner):
 
 def test_requests_and_tokens_are_counted(client):
     before = numbers(client)
+    assert before["reused_prompt_tokens_total"] == 0
     assert before["generated_tokens_total"] == before["first_token_seconds_count"] == before["tokens_per_second"] == 0
     client(COMPLETION, {**ASK, "prompt": ["the", "a"], "n": 2})
     client.events(COMPLETION, ASK)
