@@ -64,6 +64,10 @@ from polyarr.nn import merge_lora
     help="Largest number of concurrent requests of one client.  [default: all; beyond this machine a quarter]",
 )
 @click.option(
+    "--tokens-per-client", type=click.IntRange(min=1),
+    help="Largest number of tokens of one client's concurrent requests, prompts included.  [default: any number]",
+)
+@click.option(
     "--trust-messages", is_flag=True, help="Allow control tokens, such as <|im_end|>, in messages."
 )
 def command(

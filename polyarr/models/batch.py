@@ -171,6 +171,11 @@ class Batch:
         """Number of rows without a text."""
         return self._texts.count(None)
 
+    @property
+    def beginning(self) -> int:
+        """Number of texts whose prompts are not complete."""
+        return len(self._begin)
+
     def add(
         self,
         prompt: np.ndarray,

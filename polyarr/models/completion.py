@@ -297,13 +297,14 @@ class Row:
         count: Number of tokens so far.
         characters: Number of characters so far, including those that are not yet known to belong to the text.
         finish: As in Part.
+        most: Largest number of tokens.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt: np.ndarray, stop: Sequence[str], ends: Collection[int], most: int
     ) -> None:
         self.count, self.characters, self.finish = 0, 0, None if most else "length"
-        self._most, self._ends, self._stops = most, frozenset(ends), Stops(stop)
+        self.most, self._ends, self._stops = most, frozenset(ends), Stops(stop)
         self._stream = text_stream(tokenizer, after=prompt.tolist())
 
     @staticmethod
@@ -332,7 +333,7 @@ class Row:
         text = "" if is_end else self._stops.add(decoded)
         if is_end or is_last or self._stops.is_found:
             self.finish = "stop"
-        elif self.count == self._most:
+        elif self.count == self.most:
             self.finish = "length"
         if self.finish and not self._stops.is_found:
             text += self._stops.add(self._stream.rest()) + self._stops.rest()

@@ -1,6 +1,6 @@
 """Writer of many callers: their texts share the rows of one Batch, and come and go between tokens."""
 
-from collections import deque
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -18,11 +18,14 @@ class Call:
     """Request of one caller of a SharedWriter: the texts after some prompts.
 
     Attributes:
+        client: Name of the caller, among whose calls rows are shared out.
         left: Number of texts that are not complete.
+        has_begun: Whether a text has a row, or had one.
         error: The reason why they never will be, or None.
     """
 
     error: ValueError | None = None
+    has_begun = False
 
     def __init__(
         self,
@@ -33,7 +36,9 @@ class Call:
         top: int | None,
         echo: bool,
         constraints: list[Constraint] | None,
+        client: str,
     ) -> None:
+        self.client, self.sizes = client, [len(p) + row.most for p, row in zip(prompts, rows, strict=True)]
         self.constraints = constraints
         self.prompts, self.rows, self.how, self.top, self.echo = prompts, rows, how, top, echo
         self.seeds = [None if seed is None else seed + i for i in range(len(rows))]
@@ -58,7 +63,8 @@ class SharedWriter(Writer):
     Args:
         model: A language model.
         tokenizer: The tokenizer of the model.
-        rows: Number of texts that are written at a time; more wait, the first to come first.
+        rows: Number of texts that are written at a time; more wait. A free row goes to the client with the fewest
+            tokens in rows; of several such clients to the one whose last row is the longest ago.
         length: Largest number of tokens of a prompt and its text; None for the model's context.
 
     Attributes:
@@ -86,7 +92,8 @@ class SharedWriter(Writer):
 
     def reset(self) -> None:
         """Forget all calls, and begin with empty caches, such as after an error of the device."""
-        self._waiting: deque[tuple[Call, int]] = deque()
+        self._waiting: list[tuple[Call, int]] = []
+        self._turns: dict[str, int] = {}  # by client: the larger, the later was its last row
         self._running: dict[int, tuple[Call, int]] = {}
         self._ready: list[tuple[Call, Part]] = []
         self._batch = self._new_batch()
@@ -95,6 +102,11 @@ class SharedWriter(Writer):
     def reused(self) -> int:
         """Number of tokens of prompts that were copied from another text's caches rather than computed."""
         return self._batch.reused
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Number of texts that wait: for a free row ("row"), or for their prompt to be computed ("prompt")."""
+        return {"row": len(self._waiting), "prompt": self._batch.beginning}
 
     @property
     def is_idle(self) -> bool:
@@ -112,6 +124,7 @@ class SharedWriter(Writer):
         logprobs: int | None = None,
         echo: bool = False,
         grammar: str | None = None,
+        client: str = "",
         **sampling: Any,
     ) -> Call:
         """Begin the texts after prompts; `step` returns their parts.
@@ -126,6 +139,7 @@ class SharedWriter(Writer):
             echo: As in Writer.write.
             grammar: Grammar of the texts, in llguidance's form of Lark; None: any text. A text ends where nothing may
                 follow.
+            client: Name of the caller.
             **sampling: As in Writer.write.
 
         Raises:
@@ -140,7 +154,7 @@ class SharedWriter(Writer):
             Row(self.tokenizer, prompt, stop, ends, min(max_new_tokens, length - len(prompt))) for prompt in encoded
         ]
         constraints = grammar and [self.constraints.begin(grammar) for _ in rows]
-        call = Call(encoded, rows, how, seed, logprobs, echo, constraints)
+        call = Call(encoded, rows, how, seed, logprobs, echo, constraints, client)
         for i, row in enumerate(rows):
             if not call.is_scored and (echo or row.finish):
                 self._add_part(call, Part(i, "", 0, row.finish))
@@ -153,7 +167,7 @@ class SharedWriter(Writer):
         for row, (other, _) in list(self._running.items()):
             if other is call:
                 self._remove(row)
-        self._waiting = deque(pair for pair in self._waiting if pair[0] is not call)
+        self._waiting = [pair for pair in self._waiting if pair[0] is not call]
         self._ready = [pair for pair in self._ready if pair[0] is not call]
 
     def step(self) -> list[tuple[Call, Part]]:
@@ -185,12 +199,30 @@ class SharedWriter(Writer):
 
     def _begin_texts(self) -> None:
         """Put texts that wait into free rows."""
-        chosen = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._batch.free))]
+        chosen = self._chosen(self._batch.free)
         masks = self._masks(chosen)
         for call, i in chosen:
             if call.error is None:
                 asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
                 self._running[self._batch.add(call.prompts[i], *asked, masks.get((call, i)))] = call, i
+
+    def _chosen(self, count: int) -> list[tuple[Call, int]]:
+        """Return up to `count` texts that wait no more, chosen fairly by the tokens that each client has in rows."""
+        tokens = Counter[str]()
+        for call, i in self._running.values():
+            tokens[call.client] += call.sizes[i]
+        here = {call.client for call, _ in self._waiting} | {*tokens}
+        self._turns = {client: turn for client, turn in self._turns.items() if client in here}
+        found = []
+        while self._waiting and len(found) < count:
+            clients = [call.client for call, _ in self._waiting]
+            client = min(clients, key=lambda client: (tokens[client], self._turns.get(client, 0)))
+            call, i = one = self._waiting.pop(clients.index(client))
+            tokens[call.client] += call.sizes[i]
+            self._turns[call.client] = max(self._turns.values(), default=0) + 1
+            call.has_begun = True
+            found.append(one)
+        return found
 
     def _last_rows(self, tokens: dict[int, int]) -> set[int]:
         """Let the grammars of rows follow their new tokens; return the rows after whose tokens nothing may follow."""

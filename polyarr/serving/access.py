@@ -29,6 +29,7 @@ class Access:
         hosts: Host names by which clients may call the server; *.NAME allows all that end in .NAME. Empty: any.
         keys: API keys, one of which a request must have. Empty: requests need none.
         slots: Largest number of concurrent requests of one client, waiting ones included. None: no limit per client.
+        tokens: Largest number of tokens of these requests, prompts and completions. None: no limit per client.
         connections: Largest number of connections of one client. None: any number.
         origins: Origins, such as https://app.example, whose web pages may call the server (CORS); *: all.
     """
@@ -38,6 +39,13 @@ class Access:
     slots: int | None = None
     connections: int | None = None
     origins: frozenset[str] = frozenset()
+    tokens: int | None = None
+
+    def client(self, scope: Scope) -> str:
+        """Return the client of a request: its API key if there are several keys, else its address."""
+        if len(self.keys) > 1:
+            return Headers(scope=scope).get("authorization", "").partition(" ")[2].strip()
+        return client_of((scope.get("client") or ("",))[0])
 
     def refused(self, scope: Scope) -> RefusedError | None:
         """Return the error for a request that is not allowed, or None."""
@@ -114,11 +122,13 @@ def access_of(
     keys: Collection[bytes] = (),
     per_client: int | None = None,
     origins: Collection[str] = (),
+    tokens: int | None = None,
 ) -> Access:
     """Return the access rules of a server that listens at `host`.
 
     At a loopback address, clients must call the server by a loopback name, and one client may have all requests. At
-    other addresses one client may have a quarter of them. `per_client` overrides that number.
+    other addresses one client may have a quarter of them. `per_client` overrides that number; `tokens`
+    is the largest number of tokens of one client.
 
     Raises:
         ValueError: An origin is none.
@@ -127,7 +137,7 @@ def access_of(
     here = is_loopback(host)
     names = (*LOOPBACK, host.lower(), *(name.lower() for name in hosts)) if here or hosts else ()
     slots = per_client or (None if here else max(1, (1 + waiting) // 4))
-    return Access(frozenset(names), frozenset(keys), slots, None if here else 100, frozenset(origins))
+    return Access(frozenset(names), frozenset(keys), slots, None if here else 100, frozenset(origins), tokens)
 
 
 def _host(named: str) -> str | None:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from polyarr.models.completion import Completion, Part, joined
 from polyarr.schema import in_one_line
-from polyarr.serving.access import Access, client_of
+from polyarr.serving.access import Access
 from polyarr.serving.answers import Events, whole
 from polyarr.serving.metrics import CONTENT_TYPE, Metrics
 from polyarr.serving.protocol import CompletionRequest, Limits, RefusedError
@@ -92,7 +92,8 @@ class Service:
         return Answer({"status": "ok", "model": self.model, "requests": self.worker.requests})
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(self.metrics.to_text(self.worker.requests, self.worker.writer.reused), media_type=CONTENT_TYPE)
+        now = self.worker.requests, self.worker.writer.reused, self.worker.waiting
+        return Response(self.metrics.to_text(*now), media_type=CONTENT_TYPE)
 
     async def _models(self, _: Request) -> Answer:
         return Answer({"object": "list", "data": [self._described()]})
@@ -143,7 +144,7 @@ class Endpoint:
         try:
             body = await _body(Request(scope, receive), self.service.limits.body)
             with contextlib.ExitStack() as slot:
-                client = client_of((scope.get("client") or ("",))[0])
+                client = self.service.access.client(scope)
                 mine = slot.enter_context(self.service.worker.slot(client, self.service.access.slots))
                 async with asyncio.timeout(limit):
                     await self.service.until_disconnect(self._write(body, reply, slot, mine), receive)
@@ -162,8 +163,9 @@ class Endpoint:
         """Generate and send texts; the slot is freed before the last part is sent, so the client can ask again."""
         service, began = self.service, time.perf_counter()
         request = await service.worker.read(body, self.is_chat, service.model, service.limits, mine)
+        service.worker.reserve(mine, request.tokens, service.access.tokens)
         async with contextlib.aclosing(
-            service.metrics.counted(request, service.worker.write(request), began)
+            service.metrics.counted(request, service.worker.write(request, mine.client), began)
         ) as parts:
             if not request.is_stream:
                 texts = await _joined(request, parts)

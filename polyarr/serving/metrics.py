@@ -62,23 +62,27 @@ class Metrics:
             if count > rows:  # the first token of each text came with the prompt
                 self._rate = (count - rows) / (time.perf_counter() - first)
 
-    def to_text(self, requests: int, reused: int) -> str:
+    def to_text(self, requests: int, reused: int, waiting: dict[str, int]) -> str:
         """Return the metrics in Prometheus' text format.
 
         Args:
             requests: Number of requests in the queue.
             reused: Number of tokens of prompts that were copied from other caches.
+            waiting: Number of requests or texts that wait, by the reason.
         """
-        return "".join(f"{line}\n" for line in self._lines(requests, reused))
+        return "".join(f"{line}\n" for line in self._lines(requests, reused, waiting))
 
     def _wait(self, seconds: float) -> None:
         self._waits[bisect_left(BUCKETS, seconds)] += 1
         self._waited += seconds
 
-    def _lines(self, requests: int, reused: int) -> Iterator[str]:
+    def _lines(self, requests: int, reused: int, waiting: dict[str, int]) -> Iterator[str]:
         statuses = {f'{{status="{status}"}}': count for status, count in sorted(self._responses.items())}
         yield from _metric("responses_total", "counter", "HTTP responses", statuses)
         yield from _metric("requests", "gauge", "Requests in the queue, the running ones included", {"": requests})
+        reasons = {f'{{reason="{reason}"}}': count for reason, count in waiting.items()}
+        about = "Requests that are read, texts that wait for a row, texts whose prompt is being computed"
+        yield from _metric("waiting", "gauge", about, reasons)
         yield from _metric("prompt_tokens_total", "counter", "Tokens of prompts", {"": self._tokens["prompt"]})
         copied = "Tokens of prompts that were copied from the caches of other texts"
         yield from _metric("reused_prompt_tokens_total", "counter", copied, {"": reused})

@@ -106,6 +106,11 @@ class CompletionRequest:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
+    def tokens(self) -> int:
+        """Largest number of tokens of the texts with their prompts: those that they take in caches."""
+        return sum(map(len, self.prompts)) + len(self.prompts) * self.max_tokens
+
+    @property
     def is_ranked(self) -> bool:
         """True if only the most likely texts are the answer."""
         return self.best_of > self.n

@@ -170,6 +170,7 @@ def server_of(
     hosts: Collection[str] = (),
     keys: Collection[bytes] = (),
     per_client: int | None = None,
+    tokens_per_client: int | None = None,
     origins: Collection[str] = (),
 ) -> Server:
     """Return a server of a model on the current backend; `run([socket])` serves until a signal comes.
@@ -189,6 +190,8 @@ def server_of(
         keys: API keys, one of which a request must have; (): requests need none.
         per_client: Largest number of concurrent requests of one client; None: all at a loopback address, else a
             quarter.
+        tokens_per_client: Largest number of tokens of the concurrent requests of one client, prompts and max_tokens
+            together; None: any number.
         origins: Origins, such as https://app.example, whose web pages may call the server; "*": all.
 
     Returns:
@@ -208,7 +211,7 @@ def server_of(
         writer.step()
     programs.wait()
     limits = Limits(length, seconds, is_trusted=is_trusted)
-    access = access_of(host, waiting, hosts, keys, per_client, origins)
+    access = access_of(host, waiting, hosts, keys, per_client, origins, tokens_per_client)
     return Server(Service(Worker(writer, programs, waiting, batch), name, limits, access))
 
 

@@ -25,11 +25,18 @@ _log = logging.getLogger(__name__)
 class Slot:
     """A slot of a request.
 
+    Args:
+        client: The client.
+
     Attributes:
+        tokens: Number of tokens that the texts of the request may have with their prompts; 0 until it is read.
         job: The job that reads the request in a thread, or None before that.
     """
 
     job: Future | None = None
+
+    def __init__(self, client: str) -> None:
+        self.client, self.tokens = client, 0
 
 
 class Worker:
@@ -39,13 +46,14 @@ class Worker:
         writer: The writer.
         tokenizer: The writer's tokenizer, which encodes several requests at once.
         waiting: Number of requests that may wait in the queue.
-        at_once: Number of requests that are answered at a time.
+        at_once: Number of requests that have slots besides those.
     """
 
     def __init__(self, writer: SharedWriter, tokenizer: SandboxedTokenizer, waiting: int, at_once: int = 1) -> None:
         self.writer, self._tokenizer, self._slots = writer, tokenizer, at_once + waiting
         self.at_once, self._asked, self._is_closed = at_once, SimpleQueue[_Job | None](), False
-        self._clients: Counter[str] = Counter()
+        self._clients, self._tokens = Counter[str](), Counter[str]()  # slots, and tokens of their requests
+        self._reading = 0
         # One thread per slot, so that a request which takes long to encode does not delay others.
         self._readers = ThreadPoolExecutor(self._slots, "polyarr-read")
         self._thread = threading.Thread(target=copy_context().run, args=(self._run,), name="polyarr-serve", daemon=True)
@@ -75,23 +83,48 @@ class Worker:
             text = f"{count} are here already; try again later"
             raise RefusedError(429, text, code="rate_limit_exceeded")
         self._clients[client] += 1
-        slot = Slot()
+        slot = Slot(client)
         try:
             yield slot
         finally:
             if slot.job is None or slot.job.done():
-                self._free(client)
+                self._free(slot)
             else:
                 loop = asyncio.get_running_loop()
-                slot.job.add_done_callback(partial(self._free_later, loop, client))
+                slot.job.add_done_callback(partial(self._free_later, loop, slot))
 
-    def _free(self, client: str) -> None:
-        self._clients[client] -= 1
+    def reserve(self, slot: Slot, tokens: int, most: int | None = None) -> None:
+        """Count the tokens of a request until its slot is free.
+
+        Args:
+            slot: The slot of the request.
+            tokens: Number of tokens that its texts may have with their prompts.
+            most: Largest number of tokens of one client; None: any number.
+
+        Raises:
+            RefusedError: The client has too many tokens.
+        """
+        mine = self._tokens[slot.client]
+        if most is not None and mine + tokens > most:
+            text = f"{tokens:,} tokens, and your other requests have {mine:,}; together there may be {most:,}"
+            raise RefusedError(429 if mine else 400, text, code="rate_limit_exceeded")
+        slot.tokens = tokens
+        self._tokens[slot.client] += tokens
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Number of requests that are being read, and of texts that wait, by the reason."""
+        return {"reading": self._reading, **self.writer.waiting}
+
+    def _free(self, slot: Slot) -> None:
+        self._clients[slot.client] -= 1
+        self._tokens[slot.client] -= slot.tokens
         self._clients += Counter()  # drops clients without slots
+        self._tokens += Counter()
 
-    def _free_later(self, loop: asyncio.AbstractEventLoop, client: str, _: Future) -> None:
+    def _free_later(self, loop: asyncio.AbstractEventLoop, slot: Slot, _: Future) -> None:
         with contextlib.suppress(RuntimeError):  # the server has ended
-            loop.call_soon_threadsafe(self._free, client)
+            loop.call_soon_threadsafe(self._free, slot)
 
     async def read(self, body: bytes, is_chat: bool, model: str, limits: Limits, slot: Slot) -> CompletionRequest:
         """Return the request in a body, which a thread reads, because encoding a long text takes time.
@@ -105,20 +138,22 @@ class Worker:
         context.run(abandoned.set, is_left.is_set)
         given = body, is_chat, model, self._tokenizer, self.writer.constraints, limits
         slot.job = self._readers.submit(context.run, read, *given)
+        self._reading += 1
         try:
             return await asyncio.wrap_future(slot.job)
         finally:
+            self._reading -= 1
             is_left.set()
 
-    async def write(self, request: CompletionRequest) -> AsyncIterator[list[Part]]:
+    async def write(self, request: CompletionRequest, client: str = "") -> AsyncIterator[list[Part]]:
         """Yield the parts of the texts of a request, all that are there at a time.
 
-        Closing the generator ends it after the current token.
+        Closing the generator ends it after the current token. Rows are shared out fairly among the clients.
 
         Raises:
             RefusedError: The model fails.
         """
-        job = _Job(request, asyncio.get_running_loop(), asyncio.Queue())
+        job = _Job(request, client, asyncio.get_running_loop(), asyncio.Queue())
         self._asked.put(job)
         try:
             last: list[Part] | RefusedError | None = []
@@ -154,9 +189,12 @@ class Worker:
             try:
                 found = self.writer.step()
             except BaseException as error:  # drivers may raise anything, and the thread must go on
+                again = [jobs.pop(call) for call in [*jobs] if not call.has_begun]  # none of these caused it
                 self._fail(jobs.values(), error)
                 jobs.clear()
                 self._reset()
+                for job in again:
+                    self._asked.put(job)
                 continue
             for call, part in found:
                 jobs[call].held.append(part)
@@ -170,13 +208,13 @@ class Worker:
             self.writer.end(call)
             del jobs[call]
         while not self._asked.empty() or not jobs:
-            if len(jobs) == self.at_once or self._is_closed:
+            if self._is_closed:
                 break
             if (job := self._asked.get()) is None:
                 break
             if not job.is_left:
                 try:
-                    jobs[self._begun(job.request)] = job
+                    jobs[self._begun(job)] = job
                 except BaseException as error:
                     self._fail([job], error)
         return not self._is_closed
@@ -188,8 +226,9 @@ class Worker:
         except BaseException as error:
             _log.error("the model does not recover: %s", in_one_line(error) or type(error).__name__, exc_info=error)
 
-    def _begun(self, request: CompletionRequest) -> Call:
-        options = {"stop": request.stop, "seed": request.seed, "grammar": request.grammar}
+    def _begun(self, job: "_Job") -> Call:
+        request = job.request
+        options = {"client": job.client, "stop": request.stop, "seed": request.seed, "grammar": request.grammar}
         options["echo"] = request.echo is not None
         options["logprobs"] = 0 if request.is_ranked and request.logprobs is None else request.logprobs
         return self.writer.begin(request.prompts, request.max_tokens, **options, **request.sampling)
@@ -205,6 +244,7 @@ class _Job:
     """Request that is being written, and where its parts go."""
 
     request: CompletionRequest
+    client: str
     loop: asyncio.AbstractEventLoop
     parts: asyncio.Queue
     is_left: bool = False

@@ -106,7 +106,7 @@ async def ask_directly(service, body, send, gone):
 class ScriptedCall:
     """A call of a Scripted writer."""
 
-    error = None
+    error, has_begun = None, True
 
     def __init__(self, most):
         self.count, self.most, self.is_done = 0, most, False
@@ -115,7 +115,7 @@ class ScriptedCall:
 class Scripted:
     """A fake writer that writes a token whenever `go` is released, and records which calls began and ended."""
 
-    reused = 0
+    reused, waiting = 0, {"row": 0, "prompt": 0}
 
     def __init__(self, tokenizer):
         self.tokenizer, self.go, self.begun, self.ended = tokenizer, threading.Semaphore(0), [], threading.Semaphore(0)

@@ -35,6 +35,38 @@ def asked(generator):
     return texts, int(generator.integers(0 if options.get("echo") else 1, 20)), options
 
 
+def finished(writer, calls):
+    """Return the names of calls in the order in which they are complete."""
+    found = []
+    while not writer.is_idle:
+        writer.step()
+        found += [name for name, call in calls.items() if call.is_done and name not in found]
+    return found
+
+
+def test_a_client_with_many_texts_does_not_keep_another_waiting():
+    with pa.use_backend("numpy"):
+        writer = SharedWriter(model(), CharTokenizer(LETTERS), 2)
+        calls = {f"a{n}": writer.begin(["abc"], 4, client="a") for n in range(9)}
+        writer.step()
+        calls |= {f"{name}{n}": writer.begin(["abc"], 4, client=name) for n in range(2) for name in "bc"}
+        assert writer.waiting == {"row": 11, "prompt": 0}
+        order = finished(writer, calls)
+        assert sorted(order[:2]) == ["a0", "a1"] and sorted(order[2:4]) == ["b0", "c0"]
+        # Then all have as many tokens in rows, none, and take turns.
+        assert sorted(order[4:6]) == ["a2", "b1"] and sorted(order[6:8]) == ["a3", "c1"]
+        assert sorted(order[8:]) == [f"a{n}" for n in range(4, 9)]
+
+
+def test_clients_are_compared_by_tokens():
+    with pa.use_backend("numpy"):
+        writer = SharedWriter(model(), CharTokenizer(LETTERS), 3)
+        calls = {"a": writer.begin(["abc"], 30, client="a"), "b": writer.begin(["abc"] * 2, 3, client="b")}
+        writer.step()
+        calls |= {"a1": writer.begin(["abc"], 3, client="a"), "b1": writer.begin(["abc"] * 4, 3, client="b")}
+        assert finished(writer, calls) == ["b", "b1", "a1", "a"]
+
+
 def written(writer, call):
     """Return the texts of a call that is alone."""
     parts = []

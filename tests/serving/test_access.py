@@ -102,6 +102,28 @@ def test_what_is_no_origin(origin):
         check_origins([origin])
 
 
+def test_one_client_may_not_have_more_tokens():
+    worker = Worker(Scripted(CharTokenizer("ab")), SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
+    with worker.slot("a") as one, worker.slot("a") as other, worker.slot("b") as third:
+        with pytest.raises(RefusedError, match=r"^1,001 tokens, and your other requests have 0; together there may"):
+            worker.reserve(one, 1001, 1000)
+        worker.reserve(one, 600, 1000)
+        with pytest.raises(RefusedError, match=r"^401 tokens, and your other requests have 600; together") as no:
+            worker.reserve(other, 401, 1000)
+        assert no.value.status == 429
+        worker.reserve(other, 400, 1000)
+        worker.reserve(third, 1000, 1000)
+    with worker.slot("a") as one:
+        worker.reserve(one, 1000, 1000)
+    worker.close()
+
+
+def test_clients_are_addresses_or_keys():
+    scope = {"client": ("10.0.0.1", 9), "headers": [(b"authorization", b"Bearer  k1 ")]}
+    assert Access().client(scope) == Access(keys=frozenset({b"k1"})).client(scope) == "10.0.0.1"
+    assert Access(keys=frozenset({b"k1", b"k2"})).client(scope) == "k1"
+
+
 def test_one_client_may_not_have_all_places():
     worker = Worker(Scripted(CharTokenizer("ab")), SandboxedTokenizer(CharTokenizer("ab")), waiting=3)
     with worker.slot("a", 2), worker.slot("a", 2):

@@ -50,6 +50,25 @@ def test_requests_have_their_turn_and_beyond_the_places_they_are_refused(scripte
     runner.run(scenario())
 
 
+def test_requests_without_a_row_survive_an_error_of_the_driver(scripted, runner):
+    service, writer = scripted
+    client = Client(service, runner)
+
+    def recover():
+        for call in writer.calls[:]:
+            writer.end(call)
+        writer.fault = None
+
+    async def scenario():
+        post = asyncio.create_task(client.client.post(COMPLETION, json=ASK))
+        await until(lambda: writer.calls)
+        writer.calls[0].has_begun, writer.fault, writer.reset = False, RuntimeError("driver"), recover
+        writer.go.release(4)
+        assert (await post).status_code == 200 and len(writer.begun) == 2
+
+    runner.run(scenario())
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("fault", [RuntimeError("CL_OUT_OF_RESOURCES\nlog"), MemoryError(), SystemExit("driver")])
 def test_an_error_of_the_driver_is_that_requests_alone(scripted, runner, caplog, fault, is_stream):
