@@ -37,11 +37,19 @@ class Text:
         self.seed, self.top = number, [None, 1, 3][generator.integers(3)]
         self.echo = bool(self.top) and bool(generator.integers(2))
         self.begin = int(generator.integers(30))
+        self.is_masked = bool(generator.integers(2))
         self.found = []
 
     def add(self, batch):
         self.found = []
-        return batch.add(self.prompt, self.how, self.seed, self.top, self.echo)
+        return batch.add(self.prompt, self.how, self.seed, self.top, self.echo, self.mask())
+
+    def mask(self):
+        """Return the tokens that the next one may be, which depend on those so far."""
+        if not self.is_masked:
+            return None
+        last = self.found[-1][0] if self.found else None
+        return np.arange(23) % 3 != (self.seed if last is None else last) % 3
 
     def take(self, one):
         """Take a result; return whether the text is complete."""
@@ -58,9 +66,15 @@ def write(batch, texts):
             text = waiting.pop(0)
             rows[text.add(batch)] = text
         for one in batch.step():
-            if rows[one.row].take(one):
+            text = rows[one.row]
+            allowed = text.mask()
+            if allowed is not None and one.token is not None:
+                assert allowed[one.token]
+            if text.take(one):
                 batch.remove(one.row)
                 del rows[one.row]
+            elif allowed is not None and one.token is not None:
+                batch.restrict(one.row, text.mask())
         step += 1
 
 
