@@ -325,7 +325,7 @@ class Row:
         Args:
             token: The token.
             decoded: Its characters.
-            is_last: Whether nothing may follow it.
+            is_last: True if nothing may follow it.
         """
         self.count += 1
         self.characters += len(decoded)

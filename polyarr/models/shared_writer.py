@@ -20,7 +20,7 @@ class Call:
     Attributes:
         client: Name of the caller, among whose calls rows are shared out.
         left: Number of texts that are not complete.
-        has_begun: Whether a text has a row, or had one.
+        has_begun: True if a text has a row, or had one.
         error: The reason why they never will be, or None.
     """
 

@@ -53,7 +53,7 @@ class Tools:
         names: Names of the functions.
         format: Format of a call.
         most: Largest number of calls in the answer; None: any number.
-        is_named: Whether the request named the one function to call.
+        is_named: True if the request named the one function to call.
     """
 
     names: tuple[str, ...]
