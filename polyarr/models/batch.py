@@ -18,7 +18,8 @@ from polyarr.nn import KeyValueCache
 
 CHUNK = 256  # tokens of prompts that are computed between two tokens of the other texts
 _LEAST = 16  # tokens of the shortest chunk that is computed; chunks are filled up to a power of two
-_PROOFS = 4  # tokens of each row for which a part of the caches must give the bits of the whole
+# Steps for which a part of the caches must give the bits of the whole: as many as give _PROOFS logits, within limits.
+_PROOFS, _LEAST_STEPS, _MOST_STEPS = 2**16, 4, 32
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
 # Rows of the inputs of a step: the position of the last token; the random number, in units of _UNIT; the number of the
 # text's kind of sampling.
@@ -337,7 +338,8 @@ class Batch:
         """Return whether a part of the caches gives the bits of the whole, for several tokens of each row."""
         rows, generator = len(self._texts), np.random.default_rng(0)
         whole = _Part(rows, self._caches[0].size)
-        for _ in range(_PROOFS):
+        steps = min(max(_LEAST_STEPS, _PROOFS // (part.rows * self._size)), _MOST_STEPS)
+        for _ in range(steps):
             self._last = creation.asarray(generator.integers(0, self._size, (rows, 1)).astype(np.int32))
             inputs = np.zeros((len(_INPUTS), rows), np.int32)
             inputs[_INPUTS.index("position")] = generator.integers(0, min(part.span, self.length), rows)
