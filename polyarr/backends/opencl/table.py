@@ -12,7 +12,7 @@ from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elem
 from polyarr.backends.opencl.fft import spectra
 from polyarr.backends.opencl.gemm import int8_linear, linear, matmul
 from polyarr.backends.opencl.indexing import embedding, index, segments
-from polyarr.backends.opencl.linalg import elimination, jacobi, qr
+from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
 from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
@@ -65,7 +65,7 @@ KERNELS = {
     ops.dft: spectra.dft,
     ops.dft_of_real: spectra.dft_of_real,
     ops.dft_to_real: spectra.dft_to_real,
-    ops.cholesky: elimination.cholesky,
+    ops.cholesky: cholesky.cholesky,
     ops.solve: elimination.solve,
     ops.inv: elimination.inv,
     ops.slogdet: elimination.slogdet,

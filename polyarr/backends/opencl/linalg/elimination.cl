@@ -2,12 +2,11 @@
 //
 // Kernels  eliminate               LU with partial pivoting of `rows` rows: U in the upper triangle, L below it without
 //                                  its diagonal of ones; pivots[j] is the row exchanged with row j, from start on
-//          eliminate_hermitian     Cholesky decomposition R^H R of a square block, in the upper triangle
+//          eliminate_hermitian     on CPUs: Cholesky decomposition R^H R of a square block, in the upper triangle
 //          determinant             the sign and the logarithm of the magnitude of the product of the diagonal
 // Arrays   w of Element, a real or complex number: matrices of rows `pitch` apart, `matrix` from one to the next.
 //          FAULT: see prelude.cl
-// Launch   a group of WG per matrix, in eliminate_hermitian at least a work-item per column on GPUs; determinant: a
-//          work-item per matrix
+// Launch   a group of WG per matrix; determinant: a work-item per matrix
 // Params   ACC, COMPLEX    see elements.cl
 //          WG              work-items per group, 1 on CPUs
 //          PANEL           largest width
@@ -82,33 +81,7 @@ __kernel GROUP void eliminate(__global Element *w, __global int *restrict pivots
     }
 }
 
-#if WG > 1
-// A work-item has a column, in registers. No barrier depends on the width: PoCL errs otherwise.
-__kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start,
-                                        const long matrix, const int pitch, const int width) {
-    __local Element row[WG];
-    __local ACC root[1];
-    const int me = get_local_id(0), rows = me < width ? me + 1 : 0;
-    Element own[PANEL];
-    w += start + get_group_id(0) * matrix + me;
-    _Pragma("unroll") for (int i = 0; i < PANEL; i++)
-        if (i < rows) own[i] = w[(long)i * pitch];
-    _Pragma("unroll") for (int j = 0; j < PANEL; j++) {
-        if (me == j && j < width) {
-            const ACC pivot = REAL_PART(own[j]);
-            if (!(pivot > 0)) note_matrix(fault, call, message);
-            root[0] = pivot > 0 ? SQRT(pivot) : 1;
-        }
-        WAIT
-        if (j < rows) row[me] = own[j] = me == j ? ELEMENT(root[0]) : own[j] / root[0];
-        WAIT
-        _Pragma("unroll") for (int i = j + 1; i < PANEL; i++)
-            if (i < rows) own[i] -= TIMES(CONJUGATE(row[i]), own[j]);
-    }
-    _Pragma("unroll") for (int i = 0; i < PANEL; i++)
-        if (i < rows) w[(long)i * pitch] = own[i];
-}
-#else
+#if WG == 1
 __kernel GROUP void eliminate_hermitian(__global Element *w, FAULT, const int message, const long start,
                                         const long matrix, const int pitch, const int width) {
     w += start + get_group_id(0) * matrix;

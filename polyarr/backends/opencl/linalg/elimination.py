@@ -1,4 +1,4 @@
-"""Gaussian elimination by panels of columns: cholesky, solve, inv, slogdet.
+"""Gaussian elimination by panels of columns: solve, inv, slogdet.
 
 A work-group eliminates a panel; the rest of the matrix is updated by matrix products. Right sides of equations are
 further columns of the matrix, so that elimination transforms them, too.
@@ -6,31 +6,11 @@ further columns of the matrix, so that elimination transforms them, too.
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import launch
-from polyarr.backends.opencl.linalg.matrices import INT32, LOWER, Call, block, matrices_of
+from polyarr.backends.opencl.linalg.matrices import INT32, Call, block, matrices_of
 from polyarr.backends.opencl.linalg.triangular import substitute
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, permuted, reshaped, spec_of, swapped
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, permuted, reshaped, spec_of
 from polyarr.core.spec import Spec
-
-
-def cholesky(device: Device, out: Spec, x: Buffer) -> Buffer:
-    """Return the lower triangle L of L L^H = (x + x^H) / 2."""
-    if not out.size:
-        return device.empty(out)
-    call = Call(device, "cholesky", x.shape, x.dtype)
-    w, n = call.load(matrices_of(device, x), hermitian=True), x.shape[-1]
-    program, work = call.for_panels("elimination", call.panel)
-    message = call.message("; it must be positive definite")
-    for first in range(0, n, call.panel):
-        last = min(first + call.panel, n)
-        square, right = block(w, slice(first, last), slice(first, last)), block(w, slice(first, last), slice(last, n))
-        program.eliminate_hermitian(
-            *work, w.memory, *call.fault, message, square.offset, *w.strides[:2], last - first
-        )  # fmt: skip
-        if last < n:
-            substitute(call, swapped(square), right, conjugate=True)
-            call.subtract_product(block(w, slice(last, n), slice(last, n)), call.adjoint(right), right)
-    return call.store(out, swapped(w), keep=LOWER, conjugate=True)
 
 
 def solve(device: Device, out: Spec, x: Buffer, b: Buffer) -> Buffer:

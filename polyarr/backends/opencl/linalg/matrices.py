@@ -77,6 +77,12 @@ class Call:
         macros = stem, self.acc, group, ("PANEL", self.panel)
         return self.device.plans[_program](*macros), ((self.count * group,), (group,))
 
+    def for_tiles(self, stem: str, out: np.dtype, side: int) -> tuple[Program, int]:
+        """Return the program of a file for tiles of this side and results of dtype out; its work-items per group."""
+        written, group = types(out), min(self.group, side * side)
+        macros = ("OUT_T", written["T"]), ("STORE", written["STORE"]), ("TILE", side)
+        return self.device.plans[_program](stem, self.acc, group, *macros), group
+
     def _mover(self, source: np.dtype, target: np.dtype) -> Program:
         return self.device.plans[_mover](source, target, self.group)
 

@@ -8,6 +8,7 @@ from polyarr import linalg, ops
 from polyarr.core.current import use_backend
 from polyarr.core.errors import CaptureError, MatrixError
 from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
+from tests.helpers.launches import launches
 from tests.helpers.opencl_modules import opencl_modules
 
 jacobi, matrices = opencl_modules("jacobi", "matrices")
@@ -274,3 +275,11 @@ def test_decompositions_transfer_nothing(backend):
     found = ops.svd(x), ops.eigh(x), ops.qr(x), ops.solve(x, x), ops.slogdet(x)
     assert pa.transfers() == before
     assert len(pa.tree.leaves(found)) == 10
+
+
+def test_a_step_of_cholesky_is_one_launch_on_gpus(as_gpu, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(matrices, "PANEL", {"gpu": 8})
+    monkeypatch.setattr(matrices, "GROUP", {"gpu": 16})
+    with use_backend(as_gpu), launches() as names:
+        assert ops.cholesky(pa.eye(36) * 4).tolist() == (np.eye(36) * 2).tolist()
+    assert names[names.index("move") :] == ["move", *["factorize_step"] * 5]
