@@ -300,7 +300,7 @@ def transforms() -> Iterator[Case]:
         for n, axis in ((60, 1), (66, 0), (1001, 1), (13, 0), (17, 1), (8, 1)):
             x = pairs(*((n, 5) if axis == 0 else (3, n)), dtype=dtype)
             yield Case(f"dft {dtype} of {n} along {axis}", lambda x, a=axis: ops.dft(x, axis=a, inverse=a == 0), (x,))
-        for n in (9, 34):
+        for n in (9, 34, 35):
             x = pairs(3, n // 2 + 1, dtype=dtype)
             yield Case(f"dft to {n} real {dtype}", lambda x, n=n: ops.dft_to_real(x, n=n), (x,))
             real = ops.real_part(pairs(3, n, dtype=dtype))

@@ -1,7 +1,8 @@
 """The Fourier transforms of any length: of complex numbers, from real numbers and to real numbers.
 
 A real transform of even length is a complex one of half the length: neighbors are the parts of complex numbers. A
-length with a prime factor above 13 is a convolution with a chirp, by transforms of a length with small factors.
+length with a prime factor above 13 is a convolution with a chirp, by transforms of a length with small factors. Rows
+that fit into local memory take one launch; those of longer ones have other forms before and after their passes.
 """
 
 from math import prod
@@ -11,7 +12,18 @@ import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
-from polyarr.backends.opencl.fft.passes import is_smooth, transform
+from polyarr.backends.opencl.fft.passes import transform
+from polyarr.backends.opencl.fft.stages import is_smooth
+from polyarr.backends.opencl.fft.whole_rows import (
+    COMPLEX,
+    HALF,
+    HALF_OF_PAIRS,
+    REAL,
+    chirp_of,
+    halves_of,
+    length_of,
+    rows_at_once,
+)
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import (
     Buffer,
@@ -20,19 +32,18 @@ from polyarr.backends.opencl.runtime.layout import (
     part_of,
     permuted,
     reshaped,
+    spec_of,
     window,
     with_axis,
     with_parts,
 )
 from polyarr.backends.opencl.runtime.plans import Table
 from polyarr.backends.opencl.runtime.program import Program
-from polyarr.core.spec import Spec, real_of
-from polyarr.ops.fourier import roots
+from polyarr.core.spec import Spec, complex_of, real_of
 
 GROUP = {"cpu": 1, "gpu": 128}
 CHUNK = {"cpu": 8192, "gpu": 512}  # elements of a row for a work-group
 SWAP_X, SWAP_Y = 1, 2
-MULTIPLES = (8, 5, 6, 7)  # lengths of convolutions are these times a power of two
 
 
 def dft(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale: float) -> Buffer:
@@ -40,11 +51,12 @@ def dft(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale
     if not out.size:
         return device.empty(out)
     if not is_smooth(out.shape[axis]):
-        return moved(_transformed(device, _in_rows(device, x, axis), inverse, scale), -1, axis)
+        x = _in_rows(device, x, axis)
+        return moved(_transformed(device, spec_of(x), x, x.shape[-1], inverse, scale), -1, axis)
     if x.is_dense:
-        return transform(device, x, axis, inverse=inverse, scale=scale)
+        return _along(device, x, axis, inverse, scale)
     order = sorted(range(x.ndim), key=lambda a: -x.strides[a])
-    found = transform(device, dense(device, permuted(x, order)), order.index(axis), inverse=inverse, scale=scale)
+    found = _along(device, dense(device, permuted(x, order)), order.index(axis), inverse, scale)
     return permuted(found, sorted(range(x.ndim), key=order.__getitem__))
 
 
@@ -52,21 +64,17 @@ def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: boo
     """Return the first half of the transform of real numbers, of which the others are the conjugates."""
     if not out.size:
         return device.empty(out)
-    n, real = x.shape[axis], real_of(out.dtype)
-    x = moved(x, axis, x.ndim - 1)
+    n, real, last = x.shape[axis], real_of(out.dtype), x.ndim - 1
+    x = moved(x, axis, last)
     if x.dtype != real:
         x = launch(device, Spec(x.shape, real), x, expression=conversion(x.dtype, real))
+    x, rows = dense(device, x), Spec(with_axis(x.shape, last, n // 2 + 1), out.dtype)
     if n % 2:
-        whole = launch(device, Spec(x.shape, out.dtype), x, expression=conversion(real, out.dtype))
-        found = _first(_transformed(device, whole, inverse, scale), n // 2 + 1)
+        found = _transformed(device, rows, x, n, inverse, scale, REAL, HALF)
     else:
-        x = dense(device, x)
         pairs = of_parts(reshaped(x, (*x.shape[:-1], n // 2, 2)))
-        z = _transformed(device, pairs, False, scale)
-        found = device.empty(Spec(with_axis(x.shape, x.ndim - 1, n // 2 + 1), out.dtype))
-        halves = device.plans[Table](_halves, n, out.dtype).buffers()
-        _launch(device, "untangle", (z, *halves), found, int(inverse), n // 2)
-    return moved(found, x.ndim - 1, axis)
+        found = _transformed(device, rows, pairs, n // 2, inverse, scale, COMPLEX, HALF_OF_PAIRS)
+    return moved(found, last, axis)
 
 
 def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inverse: bool, scale: float) -> Buffer:
@@ -76,14 +84,10 @@ def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inve
     x = _in_rows(device, x, axis)
     lead = x.shape[:-1]
     if n % 2:
-        whole = device.empty(Spec((*lead, n), x.dtype))
-        _launch(device, "mirror", (x,), whole, x.shape[-1])
-        found = part_of(_transformed(device, whole, inverse, scale), 0)
+        found = _transformed(device, Spec((*lead, n), out.dtype), x, n, inverse, scale, HALF, REAL)
     else:
-        z = device.empty(Spec((*lead, n // 2), x.dtype))
-        halves = device.plans[Table](_halves, n, x.dtype).buffers()
-        _launch(device, "tangle", (x, *halves), z, int(not inverse), n // 2 + 1)
-        found = reshaped(with_parts(_transformed(device, z, True, scale)), (*lead, n))
+        z = _transformed(device, Spec((*lead, n // 2), x.dtype), x, n // 2, inverse, scale, HALF_OF_PAIRS, COMPLEX)
+        found = reshaped(with_parts(z), (*lead, n))
     return moved(found, len(lead), axis)
 
 
@@ -95,31 +99,66 @@ def _in_rows(device: Device, x: Buffer, axis: int) -> Buffer:
     return dense(device, moved(x, axis, x.ndim - 1))
 
 
-def _first(x: Buffer, n: int) -> Buffer:
-    """Return a view of the first n elements of rows."""
-    return window(x, (*x.shape[:-1], n), (0,) * x.ndim, (1,) * x.ndim)
+def _along(device: Device, x: Buffer, axis: int, inverse: bool, scale: float) -> Buffer:
+    """Return the transform of a dense complex array along an axis, whose length is smooth."""
+    if prod(x.shape[axis + 1 :]) > 1:
+        return transform(device, x, axis, inverse=inverse, scale=scale)
+    found = reshaped(x, x.shape[: axis + 1])
+    return reshaped(_transformed(device, spec_of(found), found, x.shape[axis], inverse, scale), x.shape)
 
 
-def _transformed(device: Device, x: Buffer, inverse: bool, scale: float) -> Buffer:
-    """Return the transform of dense rows."""
+def _transformed(
+    device: Device, out: Spec, x: Buffer, n: int, inverse: bool, scale: float,
+    source: int = COMPLEX, result: int = COMPLEX,
+) -> Buffer:  # fmt: skip
+    """Return the transform of n complex numbers of each row, dense in the form `source`, in the form `result`."""
+    dtype = complex_of(out.dtype)
+    rows = device.plans[rows_at_once](dtype, prod(out.shape[:-1]), n, source, result)
+    if rows is not None:
+        y = device.empty(out)
+        rows.run(x, y, inverse, scale)
+        return y
+    z = _complex_from(device, x, Spec((*out.shape[:-1], n), dtype), inverse, source)
+    z = _long_rows(device, z, source == HALF_OF_PAIRS or (inverse and result != HALF_OF_PAIRS), scale)
+    if result == REAL:
+        return part_of(z, 0)
+    if result == HALF_OF_PAIRS:
+        y = device.empty(out)
+        halves = device.plans[Table](halves_of, 2 * n, dtype).buffers()
+        _launch(device, "untangle", (z, *halves), y, int(inverse), n)
+        return y
+    return window(z, out.shape, (0,) * z.ndim, (1,) * z.ndim)
+
+
+def _complex_from(device: Device, x: Buffer, out: Spec, inverse: bool, source: int) -> Buffer:
+    """Return rows of the form `source` as complex numbers."""
+    if source == COMPLEX:
+        return x
+    if source == REAL:
+        return launch(device, out, x, expression=conversion(x.dtype, out.dtype))
+    z = device.empty(out)
+    if source == HALF:
+        _launch(device, "mirror", (x,), z, x.shape[-1])
+    else:
+        halves = device.plans[Table](halves_of, 2 * out.shape[-1], out.dtype).buffers()
+        _launch(device, "tangle", (x, *halves), z, int(not inverse), x.shape[-1])
+    return z
+
+
+def _long_rows(device: Device, x: Buffer, inverse: bool, scale: float) -> Buffer:
+    """Return the transform of dense rows by passes over the array."""
     n, axis = x.shape[-1], x.ndim - 1
     if is_smooth(n):
         return transform(device, x, axis, inverse=inverse, scale=scale)
-    size = _length(2 * n - 1)
-    factors, spectrum = device.plans[Table](_chirp, n, size, x.dtype).buffers()
+    size = length_of(2 * n - 1)
+    chirp, spectrum = device.plans[Table](chirp_of, n, size, x.dtype).buffers()
     padded, spread, result = (device.empty(Spec((*x.shape[:-1], length), x.dtype)) for length in (size, size, n))
-    _launch(device, "weigh", (x, factors), padded, 1.0, SWAP_X if inverse else 0, n)
+    _launch(device, "weigh", (x, chirp), padded, 1.0, SWAP_X if inverse else 0, n)
     found = transform(device, padded, axis, inverse=False, scale=1.0)
     _launch(device, "weigh", (found, spectrum), spread, 1.0, 0, size)
     found = transform(device, spread, axis, inverse=True, scale=1.0)
-    _launch(device, "weigh", (found, factors), result, scale, SWAP_Y if inverse else 0, size)
+    _launch(device, "weigh", (found, chirp), result, scale, SWAP_Y if inverse else 0, size)
     return result
-
-
-def _length(least: int) -> int:
-    """Return a length with small factors that is at least this large, and less than 5/4 of it."""
-    power = max(least.bit_length() - 4, 0)
-    return min(m << k for m in MULTIPLES for k in range(power, power + 3) if m << k >= least)
 
 
 def _launch(device: Device, kernel: str, inputs: tuple[Buffer, ...], y: Buffer, *numbers: Any) -> None:
@@ -134,18 +173,3 @@ def _launch(device: Device, kernel: str, inputs: tuple[Buffer, ...], y: Buffer, 
 def _program(device: Device, dtype: np.dtype) -> Program:
     kind, real = device.geometry.kind, "float" if dtype.itemsize == 8 else "double"
     return device.build("spectra", REAL=real, PAIR=f"{real}2", WG=GROUP[kind], CHUNK=CHUNK[kind])
-
-
-def _halves(device: Device, n: int, dtype: np.dtype) -> tuple[Buffer]:
-    return (device.upload(roots(-np.arange(n // 2 + 1), n).astype(dtype)),)
-
-
-def _chirp(device: Device, n: int, size: int, dtype: np.dtype) -> tuple[Buffer, Buffer]:
-    """Return factors of x and of the result, and the spectrum to multiply by between two transforms of this size.
-
-    As 2 j k = j^2 + k^2 - (k - j)^2, a transform is a convolution with the conjugates of the factors.
-    """
-    factors, around = roots(-(np.arange(n) ** 2), 2 * n), np.zeros(size, np.complex128)
-    around[:n] = factors.conj()
-    around[size - n + 1 :] = factors[:0:-1].conj()
-    return device.upload(factors.astype(dtype)), device.upload((np.fft.fft(around) / size).astype(dtype))
