@@ -13,7 +13,7 @@ from polyarr.backends.opencl.runtime.program import Program
 from polyarr.ops.fourier import roots
 
 FINE_BITS = 10
-MIN_LANES = 4  # on GPUs, so that several neighbors are read at once
+MIN_BYTES = 32  # on GPUs, of neighbors that a group reads at once, where more do not fit
 
 
 class Pass(NamedTuple):
@@ -68,7 +68,7 @@ def _lengths(device: Device, dtype: np.dtype, n: int, batch: int) -> list[int]:
     """Return the lengths of the passes: few, and about as long as each other."""
     group = device.plans[groups](dtype)[-1]
     is_wide = batch >= group.vector  # there are lanes enough for one pass
-    least = MIN_LANES if group.vector == 1 else 1
+    least = MIN_BYTES // dtype.itemsize if group.vector == 1 else 1
     if group.fits(n * least) and (is_wide or n < 4 * group.vector):
         return [n]
     passes = 2

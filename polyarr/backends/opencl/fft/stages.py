@@ -13,7 +13,8 @@ from polyarr.ops.fourier import roots
 PRIMES = (13, 11, 7, 5, 3, 2)
 GROUP = 256  # work-items of the largest group on GPUs
 MAX_LANES = 64
-LOCAL_BYTES = {"cpu": 2**17, "gpu": 5 * 2**13}  # of the elements of a group, on CPUs read and written
+LOCAL_BYTES = {"cpu": 2**19, "gpu": 5 * 2**13}  # of the elements of the largest group, on CPUs read and written
+PARTS = (4, 2, 1)  # by which smaller groups are smaller
 SPARED_BYTES = 2048  # of local memory for everything else
 VECTOR_BYTES = 32
 NEIGHBOR_BYTES = 64  # on GPUs, of neighbors that a group reads at once
@@ -90,9 +91,9 @@ def groups(device: Device, dtype: np.dtype) -> list[Group]:
     budget = min(LOCAL_BYTES[kind], device.features.local_memory - SPARED_BYTES)
     if kind == "cpu":
         vector = VECTOR_BYTES // itemsize
-        return [Group(1, vector, budget // (4 * itemsize) // vector * vector)]
+        return [Group(1, vector, budget // (4 * itemsize * part) // vector * vector) for part in PARTS]
     most = min(GROUP, device.features.max_work_group)
-    return [Group(most // part, 1, budget // (2 * itemsize) // part) for part in (4, 2, 1)]
+    return [Group(most // part, 1, budget // (2 * itemsize * part)) for part in PARTS]
 
 
 def neighbors(device: Device, dtype: np.dtype) -> int:
