@@ -6,10 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.fft.stages import MAX_LANES, PRIMES, Stages, factors, groups, neighbors, roots_of, stages
+from polyarr.backends.opencl.runtime.commands import Kernel
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
 from polyarr.backends.opencl.runtime.plans import Table
-from polyarr.backends.opencl.runtime.program import Program
 from polyarr.ops.fourier import roots
 
 FINE_BITS = 10
@@ -19,7 +19,7 @@ MIN_BYTES = 32  # on GPUs, of neighbors that a group reads at once, where more d
 class Pass(NamedTuple):
     """A pass of a transform of rows (rows, n, inner): its kernel, work-groups, tables, and the last arguments."""
 
-    program: Program
+    kernel: Kernel
     work: tuple[int, ...]
     group: tuple[int, ...]
     tables: tuple[Table, Table]
@@ -33,10 +33,8 @@ def transform(device: Device, x: Buffer, axis: int, *, inverse: bool, scale: flo
     for one in passes:
         y = device.empty(spec_of(x))
         factor = scale if one is passes[-1] else 1.0
-        tables = (table.buffers()[0].memory for table in one.tables)
-        one.program.transform_lanes(
-            one.work, one.group, x.memory, y.memory, *tables, factor, int(inverse), *one.numbers
-        )  # fmt: skip
+        tables = [table.buffers()[0].memory for table in one.tables]
+        one.kernel(one.work, one.group, x.memory, y.memory, *tables, factor, int(inverse), *one.numbers)
         x = y
     return x
 
@@ -59,7 +57,7 @@ def _passes(device: Device, dtype: np.dtype, rows: int, n: int, inner: int) -> t
         )  # fmt: skip
         own = device.plans[Table](roots_of, length, dtype)
         between = device.plans[Table](_fine_and_coarse, n, dtype) if unit * length < n else own
-        found.append(Pass(_program(device, dtype, here), (count * items,), (items,), (own, between), numbers))
+        found.append(Pass(_kernel(device, dtype, here), (count * items,), (items,), (own, between), numbers))
         stride, unit = stride * length, unit * length
     return tuple(found)
 
@@ -89,5 +87,6 @@ def _fine_and_coarse(device: Device, n: int, dtype: np.dtype) -> tuple[Buffer]:
     return (device.upload(roots(-powers, n).astype(dtype)),)
 
 
-def _program(device: Device, dtype: np.dtype, here: Stages) -> Program:
-    return device.build("passes", MAX_LANES=MAX_LANES, FINE_BITS=FINE_BITS, **here.macros(dtype))
+def _kernel(device: Device, dtype: np.dtype, here: Stages) -> Kernel:
+    program = device.build("passes", MAX_LANES=MAX_LANES, FINE_BITS=FINE_BITS, **here.macros(dtype))
+    return program.kernels["transform_lanes"]

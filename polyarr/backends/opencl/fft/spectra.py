@@ -101,10 +101,14 @@ def _in_rows(device: Device, x: Buffer, axis: int) -> Buffer:
 
 def _along(device: Device, x: Buffer, axis: int, inverse: bool, scale: float) -> Buffer:
     """Return the transform of a dense complex array along an axis, whose length is smooth."""
-    if prod(x.shape[axis + 1 :]) > 1:
+    count, n = prod(x.shape[:axis]), x.shape[axis]
+    is_last = count * n == x.size
+    rows = device.plans[rows_at_once](x.dtype, count, n, COMPLEX, COMPLEX) if is_last else None
+    if rows is None:
         return transform(device, x, axis, inverse=inverse, scale=scale)
-    found = reshaped(x, x.shape[: axis + 1])
-    return reshaped(_transformed(device, spec_of(found), found, x.shape[axis], inverse, scale), x.shape)
+    y = device.empty(spec_of(x))
+    rows.run(x, y, inverse, scale)
+    return y
 
 
 def _transformed(
