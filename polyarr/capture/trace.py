@@ -181,6 +181,8 @@ class Trace:
         def run(out: Any, *args: Any, **params: Any) -> Any:
             args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
             found, inputs = self._call(kernel, (out, *args), params)
+            if found is NotImplemented:
+                return found
             if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(inputs)):
                 folded = self._constant_buffer(found, out)
                 self.zeros.update([folded.slot] if op is fill and is_zero(args[0]) else ())

@@ -15,7 +15,8 @@ The kernel of a primitive, or of an op that states its VJP, is a function:
 - Inputs that the op promotes have one dtype. Indices are int32 or int64. Inputs are not broadcast to a common shape.
 - A kernel never writes to an input. It may return a view of one.
 
-The kernel of any other op, whose gradient is that of its decomposition, is a Fused: a fused kernel with its VJP.
+The kernel of any other op, whose gradient is its decomposition's, is a Fused: a fused kernel with its VJP. A plain
+kernel of such an op is used where no gradient is wanted, and may return NotImplemented as `forward` below does.
 
     forward(out, *buffers, **params)                        -> buffer, saved
     backward(g, saved, *buffers, wanted=(...), **params)    -> one gradient buffer, or None, per input

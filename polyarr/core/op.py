@@ -465,6 +465,8 @@ class Op:
             out = plan.out
             bufs = [a.buf if type(a) is Array else buffer(a) for a in args]
             buf = kernel(out, *bufs, **(self.kernel_params(backend, params) if self.has_precision else params))
+            if buf is NotImplemented and self.decomposition is not None:
+                return self._run_default(plan, args, params, tracked)
             value = Array(backend, buf, out) if type(out) is Spec else arrays(backend, buf, out)
         if tracked and plan.carries:
             record_rules(self, args, params, plan, value)
