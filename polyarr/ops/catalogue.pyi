@@ -114,6 +114,8 @@ def greater_equal(x: Array | float, y: Array | float) -> Array: ...
 @_op
 def group_norm(x: Array, weight: Array | None = None, bias: Array | None = None, *, groups: int, eps: float = 1e-05) -> Array: ...
 @_op
+def grouped_linear(x: Array, weight: Array, groups: Array) -> Array: ...
+@_op
 def hypot(x: Array | float, y: Array | float) -> Array: ...
 @_op
 def imag(x: Array) -> Array: ...
@@ -282,13 +284,13 @@ __all__ = [
 "attention", "batch_norm", "batch_norm_inference", "bitwise_and", "bitwise_invert", "bitwise_left_shift",
 "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "ceil", "clip", "conj", "copysign", "cos", "cosh",
 "cross_entropy", "divide", "dropout", "embedding", "equal", "erf", "exp", "expand_dims", "expm1", "flip", "floor",
-"floor_divide", "gelu", "global_norm", "greater", "greater_equal", "group_norm", "hypot", "imag", "instance_norm",
-"int8_linear", "isfinite", "isinf", "isnan", "layer_norm", "less", "less_equal", "linear", "linear_cross_entropy",
-"log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
-"logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "moveaxis",
-"mse", "multiply", "negative", "nextafter", "not_equal", "outer", "pad", "permute_dims", "positive", "pow", "prod",
-"real", "reciprocal", "relu", "remainder", "rms_norm", "roll", "round", "rsqrt", "scatter", "scatter_add",
-"scatter_add_along_axis", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "sort", "split", "sqrt",
-"square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh", "tensordot", "tile",
-"topk", "tril", "triu", "trunc", "unstack", "var", "vecdot"
+"floor_divide", "gelu", "global_norm", "greater", "greater_equal", "group_norm", "grouped_linear", "hypot", "imag",
+"instance_norm", "int8_linear", "isfinite", "isinf", "isnan", "layer_norm", "less", "less_equal", "linear",
+"linear_cross_entropy", "log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not",
+"logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum",
+"moveaxis", "mse", "multiply", "negative", "nextafter", "not_equal", "outer", "pad", "permute_dims", "positive",
+"pow", "prod", "real", "reciprocal", "relu", "remainder", "rms_norm", "roll", "round", "rsqrt", "scatter",
+"scatter_add", "scatter_add_along_axis", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "sort",
+"split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh",
+"tensordot", "tile", "topk", "tril", "triu", "trunc", "unstack", "var", "vecdot"
 ]

@@ -25,6 +25,7 @@ OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
     ops.matmul: (_product, 2),
     ops.linear: (_product, 2),
     ops.int8_linear: (_product, 1),
+    ops.grouped_linear: (_product, 2),
     ops.attention: (_attention, 2.5),
 }
 # Ops whose result may be a view, so that the number of bytes moved is unknown.

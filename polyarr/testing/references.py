@@ -326,6 +326,11 @@ def linear(x: np.ndarray, weight: np.ndarray, bias: Any, *, activation: str | No
     return ACTIVATIONS[activation](x @ weight.T + (0 if bias is None else bias))
 
 
+def grouped_linear(x: np.ndarray, weight: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return weight[groups] x for each row."""
+    return np.einsum("...k,...nk->...n", x, weight[groups])
+
+
 def int8_linear(
     x: np.ndarray, weight: np.ndarray, scale: np.ndarray, bias: Any, *, activation: str | None
 ) -> np.ndarray:

@@ -453,6 +453,9 @@ def products() -> Iterator[Case]:
         yield Case(
             f"int8_linear with a bias {dtype} {rows}", partial(ops.int8_linear, activation="gelu"), (*inputs, array(5))
         )
+    for dtype, rows in (("float32", 1), ("float32", 9), ("float32", 70), ("float16", 3), ("bfloat16", 3)):
+        inputs = array(rows, 7, dtype=dtype), array(3, 5, 7, dtype=dtype), whole(rows, below=3)
+        yield Case(f"grouped_linear {dtype} {rows}", ops.grouped_linear, inputs, backward=dtype == "float32")
     yield Case("linear without bias", ops.linear, (array(5, 7), array(33, 7)), backward=True)
 
 

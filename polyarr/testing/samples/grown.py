@@ -150,6 +150,13 @@ def linear(calls: Sizes) -> Grown:
     return grown
 
 
+@of_rows
+def grouped(data: Callable, i: int, rows: int, groups: int, n: int, k: int) -> Sample:
+    """Make a call of a row: the rows of x, groups, outputs and inputs."""
+    picks = Data((rows,), "int64", "below", seed=5, limit=groups)
+    return Sample((data((rows, k), i), data((groups, n, k), i + 1), picks))
+
+
 def int8_linear(sizes: Sizes) -> Grown:
     """Return layers of m rows, n outputs and k inputs."""
 

@@ -113,6 +113,7 @@ _INT8 = ((2, 131, 1031), (1, 3, 5003), (1, 131, 1028), (3, 17001, 8))
 _LINEAR = [*(((m,), n, k) for m, n, k in SIZES[::3]), ((17, 2, 3), 70, 33), ((1031,), 131, 5), ((2,), 131, 1031)]
 _PRODUCTS = grown.matrices([*(((m, k), (k, n)) for m, n, k in SIZES), *BATCHES, *DEEP])
 LARGE |= {
+    ops.grouped_linear: grown.grouped([(257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028)]),
     ops.int8_linear: grown.int8_linear([*SIZES[::3], *_INT8]),
     ops.matrix_product: _PRODUCTS,
     ops.matmul: _PRODUCTS,

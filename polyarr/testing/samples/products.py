@@ -235,6 +235,23 @@ def _cache_updates(dtype: str) -> SearchStrategy[Sample]:
 
 
 SAMPLES[ops.cache_update] = Entry(_cache_updates, _cache_updates, ref.cache_update, "exact", FLOATING)
+
+
+def _grouped_layers(dtype: str) -> SearchStrategy[Sample]:
+    def drawn(size: tuple, index: str) -> SearchStrategy:
+        lead, groups, n, k = size
+        picks = datas(lead, index, ("below",), limit=groups)
+        return samples(datas((*lead, k), dtype), datas((groups, n, k), dtype), picks)
+
+    indices = st.sampled_from(("int64", "int32"))
+    return st.tuples(st.sampled_from(GROUPED), indices).flatmap(memoized(lambda t: drawn(*t)))
+
+
+# leading axes of x, groups, n and k: few rows, which a kernel computes, and many; groups without rows; one group
+GROUPED = (((3,), 2, 2, 3), ((), 3, 5, 4), ((2, 7), 4, 5, 33), ((0,), 2, 3, 4), ((70,), 2, 9, 5), ((130,), 1, 3, 17))
+SAMPLES[ops.grouped_linear] = Entry(
+    _grouped_layers, _grouped_layers, ref.grouped_linear, "layer", FLOATING, special="nonfinite"
+)
 SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
 
 

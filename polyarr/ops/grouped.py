@@ -1,0 +1,122 @@
+"""Linear layers with several weights, of which each row of the input names one: the experts of a mixture."""
+
+import math
+
+from polyarr.core.array import spec_of
+from polyarr.core.errors import ShapeError
+from polyarr.core.op import composed
+from polyarr.core.spec import check_kind, int64
+from polyarr.ops.create import fill, iota
+from polyarr.ops.elementwise import add, astype, floor_divide, multiply, subtract, where
+from polyarr.ops.index import checked_positions, scatter, scatter_add, take
+from polyarr.ops.linalg import matrix_product
+from polyarr.ops.logic import equal, less_equal
+from polyarr.ops.reduce import cumulative_sum, sum
+from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice
+
+TILES_PER_GROUP = 2  # tiles of rows per group, beside one that is not full: more copies of weights, fewer padded rows
+
+
+@composed(promote="x weight", indices="groups", widen=False)
+def grouped_linear(x, weight, groups):
+    """Return a linear layer whose weight each row chooses: row i of the result is weight[groups[i]] x[i].
+
+    Rows are sorted by group into tiles of rows of one group, whose number depends on the shapes alone, so that the
+    arithmetic grows with the rows and not with the groups. The order of groups is free.
+
+    Args:
+        x: Floating-point array (..., k).
+        weight: Floating-point array (e, n, k), promoted with x.
+        groups: Integer array (...): the group of each row, from 0 to e - 1; a negative one counts from the end.
+
+    Returns:
+        Array (..., n) of the promoted dtype.
+
+    Raises:
+        DtypeError: x or weight is not floating-point, or groups is not an integer array.
+        ShapeError: The shapes do not fit, or there are no groups.
+        IndexError: A group is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> weight = pa.asarray([[[1.0, 1.0]], [[1.0, -1.0]]])
+        >>> pa.grouped_linear(pa.asarray([[3.0, 2.0], [3.0, 2.0]]), weight, pa.asarray([1, 0]))
+        Array([[1.],
+               [5.]], float32, 'numpy')
+
+    Gradients: x, weight
+
+    Source: Gale, Narayanan, Young, Zaharia 2022, arXiv:2211.15841
+    """
+    _check(x, weight, groups)
+    slots, tile_groups, tile = _tiles(groups, weight.shape[0])
+    chosen = matrix_transpose(take(weight, tile_groups, axis=0))  # (T, k, n)
+    y = matrix_product(_in_tiles(x, slots, tile_groups, tile), chosen)  # (T, tile, n)
+    y = reshape(y, shape=(tile_groups.shape[0] * tile, weight.shape[1]))
+    return reshape(take(y, slots, axis=0), shape=(*x.shape[:-1], weight.shape[1]))
+
+
+def _forward(x, weight, groups, *, wanted):
+    return grouped_linear.decomposition(x, weight, groups), None
+
+
+def _backward(g, saved, x, weight, groups, *, wanted):
+    """Return the gradients; weights are gathered once more, because keeping them would double the memory of weights."""
+    dx = grouped_linear(g, matrix_transpose(weight), groups) if wanted[0] else None
+    if not wanted[1]:
+        return dx, None, None
+    slots, tile_groups, tile = _tiles(groups, weight.shape[0])
+    left, right = (_in_tiles(a, slots, tile_groups, tile) for a in (g, x))
+    of_tiles = matrix_product(matrix_transpose(left), right)  # (T, n, k)
+    return dx, scatter_add(fill(0, weight, shape=weight.shape, dtype=weight.dtype), tile_groups, of_tiles, axis=0), None
+
+
+grouped_linear.defvjp(_forward, _backward)
+
+
+def _check(x, weight, groups):
+    for name, a in (("x", x), ("weight", weight)):
+        check_kind("grouped_linear", name, spec_of(a), "floating")
+    check_kind("grouped_linear", "groups", spec_of(groups), "integer")
+    given = f"grouped_linear: x is {spec_of(x)}, weight is {spec_of(weight)}, groups is {spec_of(groups)}"
+    fits = x.shape and len(weight.shape) == 3 and (x.shape[-1], x.shape[:-1]) == (weight.shape[2], groups.shape)
+    if not fits:
+        raise ShapeError(f"{given}; they must be [..., k], [e, n, k] and [...]")
+    if not weight.shape[0]:
+        raise ShapeError(f"{given}; there must be at least one group")
+
+
+def _tiles(groups, count):
+    """Return the slot of each row, the group of each tile, and the number of rows of a tile.
+
+    Tiles are sorted by group. The rows of a group fill its tiles in their order; the last slots may stay empty.
+
+    Args:
+        groups: Integer array with N elements.
+        count: Number of groups, E.
+
+    Returns:
+        Tuple of the slots, int64 (N,): rows of the tiles one below the other; the groups, int64 (T,); and an int.
+    """
+    rows = math.prod(groups.shape)
+    tile = max(1, -(-rows // (TILES_PER_GROUP * count)))
+    tiles = (rows + count * (tile - 1)) // tile  # at least the sum over groups of their rows / tile, rounded up
+    groups = expand_dims(checked_positions(reshape(groups, shape=(rows,)), count), axis=1)  # (N, 1)
+    chosen = equal(groups, iota(0, 1, groups, size=count, dtype=int64))  # (N, E)
+    ranks = cumulative_sum(astype(chosen, dtype=int64), axis=0)  # (N, E): rows of the group up to each row
+    sizes = sum(astype(chosen, dtype=int64), axis=0)  # (E,)
+    full = floor_divide(add(sizes, tile - 1), tile)  # (E,): tiles of each group
+    ends = cumulative_sum(full, axis=0)  # (E,)
+    first = multiply(subtract(ends, full), tile)  # (E,): first slot of each group
+    slots = sum(where(chosen, add(subtract(ranks, 1), first), 0), axis=1)  # (N,)
+    number = expand_dims(iota(0, 1, groups, size=tiles, dtype=int64), axis=1)  # (T, 1)
+    before = slice(ends, (0,), steps=(1,), shape=(count - 1,))  # unused tiles belong to the last group
+    return slots, sum(astype(less_equal(before, number), dtype=int64), axis=1), tile
+
+
+def _in_tiles(x, slots, tile_groups, tile):
+    """Return the rows of x (..., k) in their slots, (T, tile, k), with zeros in others."""
+    (tiles,), width = tile_groups.shape, x.shape[-1]
+    rows = reshape(x, shape=(math.prod(x.shape[:-1]), width))
+    placed = scatter(fill(0, x, shape=(tiles * tile, width), dtype=x.dtype), slots, rows, axis=0)
+    return reshape(placed, shape=(tiles, tile, width))
