@@ -15,6 +15,7 @@ from polyarr.nn.convolution import (
     MaxPool,
     MeanPool,
 )
+from polyarr.nn.experts import GroupedLinear, MixtureOfExperts, Routed, balance_loss
 from polyarr.nn.init import constant, normal, shapes_only, uniform
 from polyarr.nn.layers import (
     GELU,
@@ -51,6 +52,7 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "GroupNorm",
+    "GroupedLinear",
     "InstanceNorm",
     "Int8Linear",
     "KeyValueCache",
@@ -59,6 +61,7 @@ __all__ = [
     "LoRALinear",
     "MaxPool",
     "MeanPool",
+    "MixtureOfExperts",
     "Module",
     "MultiHeadAttention",
     "PositionalEncoding",
@@ -66,10 +69,12 @@ __all__ = [
     "ReLU",
     "RotaryScaling",
     "RotaryTables",
+    "Routed",
     "Sequential",
     "SiLU",
     "Statistics",
     "TransformerBlock",
+    "balance_loss",
     "constant",
     "lora",
     "merge_lora",

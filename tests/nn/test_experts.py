@@ -1,0 +1,102 @@
+"""Mixtures of experts beside NumPy's loop over tokens, and the linear layers whose weight each row chooses."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import nn
+from polyarr.ops.grouped import TILES_PER_GROUP, _tiles
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def expected(layer, x):
+    """Return the output for x (N, C), one token and one expert at a time, in float64."""
+    weights = {name: p.numpy().astype(np.float64) for name, p in layer.named_parameters().items()}
+    found = []
+    for row in x.astype(np.float64):
+        probabilities = np.exp(weights["router.weight"] @ row)
+        probabilities /= probabilities.sum()
+        chosen = np.argsort(-probabilities)[: layer.per_token]
+        shares = probabilities[chosen] / (probabilities[chosen].sum() if layer.normalize else 1)
+        y = 0
+        for expert, share in zip(chosen, shares, strict=True):
+            gate, up, down = (weights[f"expert_{part}.weight"][expert] for part in ("gate", "up", "down"))
+            y += share * (down @ (gated(gate @ row) * (up @ row)))
+        if layer.shared:
+            gate, up, down = (weights[f"shared.{part}.weight"] for part in ("gate", "up", "down"))
+            y += down @ (gated(gate @ row) * (up @ row)) / (1 + np.exp(-weights["shared_gate.weight"][0] @ row))
+        found.append(y)
+    return np.stack(found)
+
+
+def gated(x):
+    return x / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 200])
+@pytest.mark.parametrize(
+    "settings", [{}, {"normalize": False}, {"shared": 5}, {"experts": 1, "per_token": 1}, {"per_token": 7}]
+)
+def test_a_mixture_is_numpys(rows, settings, backend):
+    """For few rows, which a kernel of OpenCL computes, and for many, which go into tiles."""
+    pa.random.seed(0)
+    made = nn.MixtureOfExperts(6, 9, **{"experts": 7, "per_token": 2, **settings}, init=nn.normal(1.0))
+    x = normal(rows, 6)
+    np.testing.assert_allclose(made(pa.asarray(x)).numpy(), expected(made, x), rtol=1e-4, atol=1e-4)
+    both = made.routed(pa.asarray(x[None]))
+    np.testing.assert_array_equal(both.y.numpy()[0], made(pa.asarray(x)).numpy())
+    counts, sums = both.load.numpy()
+    assert counts.sum() == rows * made.per_token and sums.sum() == pytest.approx(rows, rel=1e-5)
+
+
+def test_the_rows_of_a_result_depend_on_no_other_row_to_the_bit(backend):
+    """On NumPy only for few rows: a product of BLAS may have other bits in the last rows of a tile."""
+    weight, x = pa.asarray(normal(4, 33, 70)), normal(90, 70)
+    for rows in (1, 2, 8) if backend.name == "numpy" else (1, 2, 8, 90):
+        groups = np.arange(rows) % 3  # group 3 has no row
+        found = pa.grouped_linear(pa.asarray(x[:rows]), weight, pa.asarray(groups)).numpy()
+        order = np.random.default_rng(rows).permutation(rows)
+        moved = pa.grouped_linear(pa.asarray(x[order]), weight, pa.asarray(groups[order])).numpy()
+        np.testing.assert_array_equal(moved, found[order])
+
+
+def test_weights_are_copied_at_most_a_few_times_whatever_the_groups():
+    """The number of tiles follows from the shapes, and they fit also if one group has all rows."""
+    with pa.use_backend("numpy"):
+        for rows, count in ((1, 5), (40, 5), (1000, 7), (12, 1)):
+            for groups in (np.zeros(rows, int), np.arange(rows) % count, np.full(rows, -1)):
+                slots, tile_groups, tile = _tiles(pa.asarray(groups), count)
+                assert tile_groups.shape[0] <= min(rows, (TILES_PER_GROUP + 1) * count)
+                found = tile_groups.numpy()[slots.numpy() // tile]
+                np.testing.assert_array_equal(found, groups % count)
+                assert len(set(slots.numpy().tolist())) == rows
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"experts": 2, "per_token": 3}, "MixtureOfExperts: per_token is 3; it must be from 1 to experts, 2"),
+        ({"experts": 2, "per_token": 0}, "MixtureOfExperts: per_token is 0; it must be from 1 to experts, 2"),
+        ({"experts": 2, "per_token": 1, "activation": "tanh"}, "MixtureOfExperts: activation is 'tanh'; it must be"),
+    ],
+)
+def test_wrong_settings_say_what_is_wrong(settings, message):
+    with pytest.raises(ValueError, match="^" + message):
+        nn.MixtureOfExperts(4, 4, **settings)
+
+
+def test_wrong_shapes_and_groups_say_what_is_wrong(backend):
+    weight, x = pa.asarray(normal(4, 2, 3)), pa.asarray(normal(5, 3))
+    with pytest.raises(pa.ShapeError, match=r"they must be \[\.\.\., k\], \[e, n, k\] and \[\.\.\.\]"):
+        pa.grouped_linear(x, weight, pa.asarray([0, 1]))
+    with pytest.raises(IndexError, match="index 4 is out of range for an axis of length 4"):
+        pa.grouped_linear(x, weight, pa.asarray([0, 1, 4, 0, 0])).numpy()
+
+
+def test_the_balance_loss_is_least_for_equal_loads():
+    with pa.use_backend("numpy"):
+        assert float(nn.balance_loss(pa.asarray([[4.0, 4.0], [2.0, 2.0]]), 4)) == 2  # two experts for each token
+        assert float(nn.balance_loss(pa.asarray([[4.0, 0.0], [3.0, 1.0]]), 4)) == 1.5
