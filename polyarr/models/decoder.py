@@ -164,8 +164,12 @@ class LanguageModel(Module):
                 shape.
         """
         self._check(tokens, None)
+        return self.loss_of_features(self.features(tokens), targets, reduction)
+
+    def loss_of_features(self, x: Array, targets: Array, reduction: str = "mean") -> Array:
+        """Return the cross-entropy of `targets` (B, T) given the input of the head, (B, T, C)."""
         head = self.out_head or self.tok_emb
-        return ops.linear_cross_entropy(self.features(tokens), head.weight, targets, reduction=reduction)
+        return ops.linear_cross_entropy(x, head.weight, targets, reduction=reduction)
 
     def features(
         self,
@@ -178,9 +182,12 @@ class LanguageModel(Module):
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
 
     def through_blocks(
-        self, x: Array, masks: list[Array | None], caches: list | None, position: int | Array | None, *others: list
-    ) -> Array:
-        """Return x (B, T, C) after all blocks; masks, caches and others have an element for each block."""
+        self, x: Any, masks: list[Array | None], caches: list | None, position: int | Array | None, *others: list
+    ) -> Any:
+        """Return x (B, T, C), or what blocks take in its place, after all blocks.
+
+        masks, caches and others have an element for each block.
+        """
         for block, mask, cache, *own in zip(
             self.blocks, masks, caches or [None] * len(self.blocks), *others, strict=True
         ):

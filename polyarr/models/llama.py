@@ -7,18 +7,21 @@ from typing import Any, ClassVar
 
 from polyarr import ops
 from polyarr.core.array import Array
-from polyarr.core.spec import shown
+from polyarr.core.spec import float32, float64, shown
 from polyarr.models.decoder import MAX_SIZE, Config, LanguageModel
 from polyarr.nn import (
     Embedding,
     GatedFeedForward,
     KeyValueCache,
     Linear,
+    MixtureOfExperts,
     Module,
     MultiHeadAttention,
     RMSNorm,
     RotaryScaling,
     RotaryTables,
+    Routed,
+    balance_loss,
     normal,
     turns,
 )
@@ -68,6 +71,7 @@ NORM_PLACES = ("before", "after", "both")
 QK_NORMS = ("none", "head", "all")
 SCALINGS = ("llama3", "yarn", "linear", "longrope")
 _PAIR_FACTORS = ("short_factors", "long_factors")
+MAX_EXPERTS = 10_000
 _MAX_NUMBER = 1e12  # largest base or factor: the angles computed from it still fit float32
 
 
@@ -107,6 +111,14 @@ class LlamaConfig(Config):
         rotary_size: Number of elements of each head that have rotary embeddings, an even number; None for all.
         rotary_blocks: Whether each block has rotary embeddings, 1 or 0. A shorter list is repeated; an empty one stands
             for ones.
+        n_experts: Number of experts of a feed-forward layer; 0 for models without experts.
+        experts_per_token: Number of experts that each token chooses.
+        expert_dim: Width of an expert; None for hidden_dim.
+        expert_blocks: Whether the feed-forward layer of each block has experts, 1 or 0. A shorter list is repeated; an
+            empty one stands for ones.
+        normalize_experts: Whether the probabilities of the chosen experts are divided by their sum.
+        shared_dim: Width of an expert that all tokens have, behind a gate; 0 for none.
+        router_loss: Factor of the load-balancing loss, which training adds to the loss.
 
     Raises:
         ValueError: A field is of another type or out of range, or a size does not divide as it must.
@@ -142,6 +154,13 @@ class LlamaConfig(Config):
     residual_scale: float = 1.0
     rotary_size: int | None = None
     rotary_blocks: tuple[int, ...] = ()
+    n_experts: int = 0
+    experts_per_token: int = 0
+    expert_dim: int | None = None
+    expert_blocks: tuple[int, ...] = ()
+    normalize_experts: bool = False
+    shared_dim: int = 0
+    router_loss: float = 0.0
 
     _max_sizes: ClassVar[dict[str, int]] = Config._max_sizes | dict.fromkeys(
         ("n_kv_heads", "hidden_dim", "head_size"), MAX_SIZE
@@ -168,7 +187,11 @@ class LlamaConfig(Config):
         size = self.rotary_size
         if size is not None and (type(size) is not int or size % 2 or not 2 <= size <= self.head_size):
             self._refuse(f"rotary_size is {shown(size)}; it must be an even int from 2 to head_size, {self.head_size}")
+        self._check_experts()
         windows = self._by_block("windows", self.windows, MAX_SIZE)
+        expert_blocks = self._by_block("expert_blocks", self.expert_blocks, 1)
+        if expert_blocks and not any(expert_blocks):
+            self._refuse("expert_blocks has no 1; leave out n_experts for a model without experts")
         rotary_blocks = self._by_block("rotary_blocks", self.rotary_blocks, 1)
         canonical = {
             "rope_scaling": None if self.rope_scaling is None else self._checked_scaling(self.rope_scaling),
@@ -176,9 +199,31 @@ class LlamaConfig(Config):
             "rotary_blocks": () if all(rotary_blocks) else rotary_blocks,
             "attention_scale": None if self.attention_scale == self.head_size**-0.5 else self.attention_scale,
             "rotary_size": None if size == self.head_size else size,
+            "expert_blocks": () if all(expert_blocks) else expert_blocks,
+            "expert_dim": None if self.expert_dim == self.hidden_dim else self.expert_dim,
         }
         for name, value in canonical.items():
             object.__setattr__(self, name, value)
+
+    def _check_experts(self) -> None:
+        width = self.hidden_dim if self.expert_dim is None else self.expert_dim
+        count = self.n_experts if type(self.n_experts) is int else 0  # others are refused first
+        for name, value, least, most in (
+            ("n_experts", self.n_experts, 0, MAX_EXPERTS),
+            ("experts_per_token", self.experts_per_token, min(count, 1), count),
+            ("expert_dim", width, 1, MAX_SIZE),
+            ("shared_dim", self.shared_dim, 0, MAX_SIZE),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                self._refuse(f"{name} is {shown(value)}; it must be an int from {least} to {most:,}")
+        self._check_number("router_loss", self.router_loss, 0, _MAX_NUMBER)
+        names = ("expert_dim", "expert_blocks", "normalize_experts", "shared_dim", "router_loss")
+        if not count and (given := [name for name in names if getattr(self, name)]):
+            self._refuse(f"{given[0]} is {shown(getattr(self, given[0]))}, n_experts is 0; only experts have it")
+
+    def has_experts(self, number: int) -> bool:
+        """Return whether the feed-forward layer of the block with this number has experts."""
+        return self.n_experts > 0 and bool(not self.expert_blocks or self.expert_blocks[number])
 
     def _check_known(self, name: str, value: Any, known: Iterable[str]) -> None:
         if not isinstance(value, str) or value not in known:
@@ -225,9 +270,10 @@ class LlamaBlock(Module):
 
     Args:
         config: The configuration of the model.
+        number: Number of the block, which decides whether its feed-forward layer has experts.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, number: int = 0) -> None:
         # GPT-2's initialization: the papers of these models do not state their own.
         init, out_init = normal(0.02), normal(0.02 / math.sqrt(2 * config.n_layers))
         is_before, is_after = config.norm_place != "after", config.norm_place != "before"
@@ -249,23 +295,36 @@ class LlamaBlock(Module):
             init=init,
             out_init=out_init,
         )
-        self.ff = GatedFeedForward(
-            config.emb_dim,
-            config.hidden_dim,
-            activation=config.activation,
-            bias=config.ff_bias,
-            init=init,
-            out_init=out_init,
-        )
+        shared = {"activation": config.activation, "init": init, "out_init": out_init}
+        if config.has_experts(number):
+            self.ff: MixtureOfExperts | GatedFeedForward = MixtureOfExperts(
+                config.emb_dim,
+                config.expert_dim or config.hidden_dim,
+                experts=config.n_experts,
+                per_token=config.experts_per_token,
+                normalize=config.normalize_experts,
+                shared=config.shared_dim,
+                **shared,
+            )
+        else:
+            self.ff = GatedFeedForward(config.emb_dim, config.hidden_dim, bias=config.ff_bias, **shared)
 
     def __call__(
-        self, x: Array, mask: Array | None, cache: KeyValueCache | None, position: int | Array | None,
+        self, x: Array | Routed, mask: Array | None, cache: KeyValueCache | None, position: int | Array | None,
         rotary_tables: RotaryTables | None,
-    ) -> Array:  # fmt: skip
-        """Return the output (B, T, C) of the block for x (B, T, C)."""
+    ) -> Array | Routed:  # fmt: skip
+        """Return the output (B, T, C) of the block for x (B, T, C); of a Routed a Routed, with the load added."""
+        x, load = x if isinstance(x, Routed) else (x, None)
         y = self.att(_normed(self.norm1, x), mask, cache, position, rotary_tables)  # (B, T, C)
         x = x + self._scaled(_normed(self.out_norm1, y))
-        return x + self._scaled(_normed(self.out_norm2, self.ff(_normed(self.norm2, x))))  # (B, T, C)
+        y = _normed(self.norm2, x)
+        if load is not None and isinstance(self.ff, MixtureOfExperts):
+            y, own = self.ff.routed(y)
+            load = load + own
+        else:
+            y = self.ff(y)
+        x = x + self._scaled(_normed(self.out_norm2, y))  # (B, T, C)
+        return x if load is None else Routed(x, load)
 
     def _scaled(self, y: Array) -> Array:
         return y if self.residual_scale == 1 else y * self.residual_scale
@@ -307,7 +366,7 @@ class LlamaModel(LanguageModel):
         self.config = config = LlamaConfig.of(config)
         init = normal(0.02)
         self.tok_emb = Embedding(config.vocab_size, config.emb_dim, init=init)
-        self.blocks = [LlamaBlock(config) for _ in range(config.n_layers)]
+        self.blocks = [LlamaBlock(config, number) for number in range(config.n_layers)]
         self.final_norm = config.norm(config.emb_dim)
         tied, sizes = config.tie_embeddings, (config.emb_dim, config.vocab_size)
         self.out_head = None if tied else Linear(*sizes, bias=False, init=init)
@@ -320,6 +379,17 @@ class LlamaModel(LanguageModel):
         padding: Array | None = None,
     ) -> Array:
         """Return the input of the head, (B, T, C), for tokens (B, T) and arguments as in a call."""
+        return self._features(tokens, caches, position, padding, None)[0]
+
+    def _features(
+        self,
+        tokens: Array,
+        caches: list[KeyValueCache] | None,
+        position: int | Array | None,
+        padding: Array | None,
+        load: Array | None,
+    ) -> tuple[Array, Array | None]:
+        """Return the input of the head, (B, T, C), and `load` (2, experts) with the loads of all routers added."""
         config = self.config
         x = self.tok_emb(tokens)  # (B, T, C)
         if config.embedding_scale != 1:
@@ -329,9 +399,12 @@ class LlamaModel(LanguageModel):
         tables = {w: self._rotary_tables(x, position, padding, w > 0) for w in set(windows)}
         rotary_blocks = config.rotary_blocks or (1,) * config.n_layers
         others = [tables[w] if is_rotary else None for w, is_rotary in zip(windows, rotary_blocks, strict=True)]
-        x = self.final_norm(self.through_blocks(x, [masks[w] for w in windows], caches, position, others))
+        first = x if load is None else Routed(x, load)
+        found = self.through_blocks(first, [masks[w] for w in windows], caches, position, others)
+        x, load = found if isinstance(found, Routed) else (found, None)
+        x = self.final_norm(x)
         # Divided here, the loss needs no logits of its own: the head is linear.
-        return x if config.logit_divisor == 1 else x / config.logit_divisor
+        return (x if config.logit_divisor == 1 else x / config.logit_divisor), load
 
     def _rotary_tables(
         self, x: Array, position: int | Array | None, padding: Array | None, is_local: bool
@@ -352,8 +425,20 @@ class LlamaModel(LanguageModel):
     def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
         """Return the cross-entropy of `targets` (B, T); arguments and errors are those of LanguageModel.loss.
 
-        A model with a limit of the logits stores all of them, unlike others.
+        A model with a limit of the logits stores all of them, unlike others. While a model with experts is trained, its
+        mean loss includes router_loss times the load-balancing loss.
         """
-        if self.config.logit_softcap is None:
-            return super().loss(tokens, targets, reduction)
-        return ops.cross_entropy(self(tokens), targets, reduction=reduction)
+        config, load = self.config, None
+        self._check(tokens, None)
+        if config.router_loss and self.training and reduction == "mean":
+            dtype = float64 if self.tok_emb.weight.dtype == float64 else float32
+            load = ops.fill(0, self.tok_emb.weight, shape=(2, config.n_experts), dtype=dtype)
+        x, load = self._features(tokens, None, None, None, load)
+        if config.logit_softcap is None:
+            found = self.loss_of_features(x, targets, reduction)
+        else:
+            found = ops.cross_entropy(self.head(x), targets, reduction=reduction)
+        if load is None:
+            return found
+        rows = tokens.size * sum(config.has_experts(number) for number in range(config.n_layers))
+        return found + config.router_loss * ops.astype(balance_loss(load, rows), dtype=found.dtype)

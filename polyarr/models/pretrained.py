@@ -60,11 +60,11 @@ class PretrainedError(ValueError):
 def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
     """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
-    The model may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with their
-    settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book, whose
-    config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the host
-    needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file are
-    dequantized.
+    The model may be a GPT-2, Llama, Mistral, Mixtral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with
+    their settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book,
+    whose config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the
+    host needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file
+    are dequantized.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -101,7 +101,7 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
             text = "its settings tie the output head to the embedding, its file has another head: that one is kept"
             warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
             config = replace(config, tie_embeddings=False)
-        return _loaded(form, config, tensors, dtype)
+        return _loaded(form.with_experts(config), config, tensors, dtype)
 
 
 def _loaded(form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None) -> LanguageModel:
@@ -194,10 +194,20 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
         _, shares = form.share(own)
-        for name, rows in zip(names, rows_of_parts(model, leaf.shape[0], len(names)), strict=True):
-            shape = [rows * shares, *leaf.shape[1:]]
+        for name, rows in zip(names, _rows_of(model, leaf, len(names)), strict=True):
+            shape = [rows * shares, *_row_shape(leaf)]
             wanted[name] = shape[::-1] if transposed else shape
     return wanted
+
+
+def _row_shape(leaf: Array) -> tuple[int, ...]:
+    """Return the shape of a row of an array; the weights of experts (E, n, k) are E * n rows."""
+    return leaf.shape[2:] if len(leaf.shape) == 3 else leaf.shape[1:]
+
+
+def _rows_of(model: LanguageModel, leaf: Array, parts: int) -> list[int]:
+    """Return the number of rows of each part of a parameter: one part; queries, keys and values; or experts."""
+    return [leaf.shape[1]] * leaf.shape[0] if len(leaf.shape) == 3 else rows_of_parts(model, leaf.shape[0], parts)
 
 
 def rows_of_parts(model: LanguageModel, rows: int, parts: int) -> list[int]:
@@ -219,7 +229,7 @@ def largest_first(model: LanguageModel, read: Callable[[str, np.dtype], np.ndarr
     The host holds an array twice while it is uploaded. The largest are uploaded first, while there is little else.
     """
     specs = sorted(model.named_parameters().items(), key=lambda item: -item[1].size)
-    return {name: creation.asarray(read(name, spec.dtype)) for name, spec in specs}
+    return {name: creation.asarray(read(name, spec.dtype).reshape(spec.shape)) for name, spec in specs}
 
 
 def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarray:
@@ -320,7 +330,7 @@ def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, So
     transposed: dict[str, bool] = {}
     for own, leaf in model.named_parameters().items():
         names, is_transposed = form.parts(own)
-        ends = np.cumsum(rows_of_parts(model, leaf.shape[0], len(names))).tolist()
+        ends = np.cumsum(_rows_of(model, leaf, len(names))).tolist()
         for name, start, end in zip(names, [0, *ends], ends, strict=False):
             pieces.setdefault(name, []).append((leaf, slice(start, end)))
             transposed[name] = is_transposed
@@ -328,11 +338,11 @@ def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, So
 
 
 def _source(pieces: list[tuple[Array, slice]], transposed: bool, dtype: np.dtype) -> Source:
-    shape = (sum(rows.stop - rows.start for _, rows in pieces), *pieces[0][0].shape[1:])
+    shape = (sum(rows.stop - rows.start for _, rows in pieces), *_row_shape(pieces[0][0]))
     return Source(Spec(shape[::-1] if transposed else shape, dtype), partial(_joined, pieces, transposed))
 
 
 def _joined(pieces: list[tuple[Array, slice]], transposed: bool) -> np.ndarray:
-    parts = [view_of(leaf)[rows] for leaf, rows in pieces]
+    parts = [view_of(leaf).reshape(-1, *_row_shape(leaf))[rows] for leaf, rows in pieces]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.T if transposed else joined

@@ -9,7 +9,8 @@ def flops_per_token(model: LanguageModel, length: int | None = None) -> float:
 
     N is the number of parameters that tokens are multiplied by, without embeddings that are only looked up. Frozen
     parameters need no gradient of their own, and count 4 instead of 6. L is the number of layers, T the length of the
-    text, and D the width of all heads together; the causal mask is ignored. Recomputed activations count once.
+    text, and D the width of all heads together; the causal mask is ignored. Recomputed activations count once. Of the
+    weights of experts those that a token chooses count.
 
     Args:
         model: The model.
@@ -19,9 +20,10 @@ def flops_per_token(model: LanguageModel, length: int | None = None) -> float:
     """
     looked_up = {"pos_emb.weight"} | ({"tok_emb.weight"} if model.out_head else set())
     parameters = tree.by_name(model)
-    trained = tree.trainable(model)
-    multiplied = sum(
-        (6 if name in trained else 4) * leaf.size for name, leaf in parameters.items() if name not in looked_up
-    )
+    trained, config = tree.trainable(model), model.config
+    multiplied = 0.0
+    for name, leaf in parameters.items():
+        chosen = config.experts_per_token / config.n_experts if ".expert_" in name else 1.0
+        multiplied += 0 if name in looked_up else (6 if name in trained else 4) * leaf.size * chosen
     att, length = model.blocks[0].att, length or model.config.context_length
     return multiplied + 12 * len(model.blocks) * length * att.n_heads * att.head_size

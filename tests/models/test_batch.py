@@ -8,9 +8,11 @@ from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate
 from polyarr.models.batch import CHUNK
 
 SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
+EXPERTS = {"n_experts": 5, "experts_per_token": 2, "expert_dim": 40, "shared_dim": 10}
 MODELS = {
     "gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.1, "qkv_bias": True}),
     "llama": lambda: LlamaModel({**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [6, 0]}),
+    "experts": lambda: LlamaModel({**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **EXPERTS}),
 }
 SAMPLINGS = (
     {"temperature": 0},

@@ -27,6 +27,7 @@ SIZES = {"vocab_size": 13, "context_length": 8, "emb_dim": 8, "n_heads": 4, "n_l
 GPT = {**SIZES, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}
 LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 12, "head_size": 6, "rope_scaling": [8.0, 1.0, 4.0, 16]}
 GEMMA = {"activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 8**0.5, "tie_embeddings": True}
+EXPERTS = {"n_experts": 3, "experts_per_token": 2}
 MODELS = {
     "gpt2": lambda: GPTModel(GPT),
     "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
@@ -53,6 +54,10 @@ MODELS = {
     "gemma3_text": lambda: LlamaModel(
         {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 0], "qk_norm": "head", "local_rope_theta": 9.0}
     ),
+    "mixtral": lambda: LlamaModel({**LLAMA, **EXPERTS, "normalize_experts": True, "windows": [4]}),
+    "qwen2_moe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qkv_bias": True, "shared_dim": 9, "expert_blocks": [0, 1]}),
+    "qwen3_moe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "head", "expert_dim": 5, "router_loss": 0.1}),
+    "olmoe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "all"}),
 }
 
 
@@ -297,6 +302,20 @@ def test_phi3s_longrope_has_the_defaults_of_its_files():
     assert found.rope_scaling.attention_factor == 1.0
 
 
+def test_which_blocks_have_experts_is_read_from_both_settings():
+    settings = format_of({"model_type": "qwen3_moe"}).settings_of(MODELS["qwen3_moe"]().config)
+    settings |= {"num_hidden_layers": 6, "num_experts_per_tok": 1}
+    read = format_of(settings).config_of
+    assert read({**settings, "decoder_sparse_step": 2}).expert_blocks == (0, 1, 0, 1, 0, 1)
+    assert read({**settings, "decoder_sparse_step": 3, "mlp_only_layers": [2]}).expert_blocks == (0, 0, 0, 0, 0, 1)
+    assert read({**settings, "mlp_only_layers": None}).expert_blocks == ()
+    for none in ({"mlp_only_layers": [*range(6)]}, {"num_experts": 0}):
+        dense = read({**settings, **none})
+        assert (dense.n_experts, dense.experts_per_token, dense.router_loss) == (0, 0, 0)
+    renamed = {("num_local_experts" if name == "num_experts" else name): value for name, value in settings.items()}
+    assert read(renamed) == read(settings) and read(settings).n_experts == 3  # transformers 5 writes this name
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "olmo3"])
 def test_a_size_of_windows_is_written_even_if_no_block_has_one(kind):
     """transformers does not compute these families without one."""
@@ -379,6 +398,19 @@ def test_every_share_of_a_head_is_read_as_it_was_written():
         ({"attention_bias": True}, "missing model.layers.0.self_attn.q_proj.bias"),
         ({"mlp_bias": True}, "missing model.layers.0.mlp.gate_proj.bias"),
         ({"mlp_bias": "no"}, "LlamaConfig: ff_bias is 'no'; it must be True or False"),
+        ({"model_type": "mixtral"}, "missing model.layers.0.block_sparse_moe.gate.weight, model.layers.0.block_spars"),
+        ({"model_type": "mixtral", "num_local_experts": None}, "LlamaConfig: n_experts is None; it must be an int"),
+        ({"model_type": "mixtral", "num_local_experts": 1}, "LlamaConfig: experts_per_token is 2; it must be an int"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "its router_jitter_noise is 0.1; polyarr's models"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "its decoder_sparse_step is 0; it must be a positive"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 1}, "its mlp_only_layers is 1; it must be a list of numbers"),
+        ({"model_type": "qwen3_moe", "norm_topk_prob": 1}, "LlamaConfig: normalize_experts is 1; it must be True or"),
+        ({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 0}, "its shared_expert_intermediate_size is"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "its clip_qkv is 8.0; polyarr's models have None"),
+        (
+            {"model_type": "olmoe", "output_router_logits": True, "router_aux_loss_coef": "1"},
+            "LlamaConfig: router_loss is '1'; it must be a number from 0",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_named(folder, settings, reason):

@@ -128,6 +128,16 @@ CONFIGS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
+    "mixtral": lambda: transformers.MixtralConfig(**_DEEP, **_NO_TOKENS, sliding_window=9),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **_DEEP, **_NO_TOKENS, num_experts=6, moe_intermediate_size=20, shared_expert_intermediate_size=28,
+        decoder_sparse_step=2, use_sliding_window=True, sliding_window=7, max_window_layers=1,
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **_DEEP, **_NO_TOKENS, head_dim=12, num_experts=10, num_experts_per_tok=3, moe_intermediate_size=20,
+        norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True,
+    ),
+    "olmoe": lambda: transformers.OlmoeConfig(**_DEEP, **_NO_TOKENS, num_experts=10, num_experts_per_tok=4),
 }  # fmt: skip
 
 
@@ -185,6 +195,33 @@ def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_
     ).numpy()
     assert len(set(wanted[0, 5:].tolist())) > 4
     np.testing.assert_array_equal(generate(ours, pa.asarray(prompt), 64, temperature=0).numpy(), wanted)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_load_balancing_loss_is_transformers(name, recompute, backend, tmp_path):
+    """The loss that trains, with gradients of routers; an evaluation has the cross-entropy alone."""
+    config = CONFIGS[name]()
+    config.output_router_logits, config.router_aux_loss_coef = True, 0.7
+    theirs = theirs_of(config)
+    theirs.save_pretrained(tmp_path)
+    ours, tokens = load_pretrained(tmp_path), tokens_of(config, 2, 40)
+    inputs, targets = (pa.asarray(part) for part in (tokens[:, :-1], tokens[:, 1:]))
+    logits = theirs(torch.tensor(tokens[:, :-1])).logits.flatten(0, 1)
+    plain = torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[:, 1:]).flatten())
+    assert float(ours.loss(inputs, targets)) == pytest.approx(float(plain), rel=1e-5)
+    aux = theirs(torch.tensor(tokens[:, :-1])).aux_loss
+    (plain + 0.7 * aux).backward()
+    assert float(aux) > 1
+    ours.train()
+    ours.recompute = recompute
+    loss, grads = pa.value_and_grad(lambda m: m.loss(inputs, targets))(ours)
+    assert float(loss) == pytest.approx(float(plain + 0.7 * aux), rel=1e-5)
+    number = next(number for number, block in enumerate(ours.blocks) if hasattr(block.ff, "router"))
+    found, wanted = grads.blocks[number].ff.router.weight.numpy(), theirs.model.layers[number].mlp.gate.weight.grad
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
+    save_pretrained(tmp_path / "again", ours)
+    assert load_pretrained(tmp_path / "again").config == ours.config
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama 3"])

@@ -197,6 +197,17 @@ def test_heads_may_be_wider_than_the_model():
     assert flops_per_token(model) == 6 * (model.num_parameters() - lookups) + 12 * 3 * 4 * 2 * 16
 
 
+def test_of_experts_the_chosen_ones_are_work():
+    sizes = {**SIZES, "vocab_size": 7, "n_kv_heads": 1, "hidden_dim": 5, "head_size": 16, "tie_embeddings": True}
+    del sizes["drop_rate"], sizes["qkv_bias"]
+    with shapes_only():
+        dense = LlamaModel(LlamaConfig(**sizes))
+        mixed = LlamaModel(LlamaConfig(**sizes, n_experts=6, experts_per_token=2))
+    layers, width = sizes["n_layers"], sizes["emb_dim"]
+    one_more_and_routers = 6 * layers * (3 * 5 * width + 6 * width)
+    assert flops_per_token(mixed) == flops_per_token(dense) + one_more_and_routers
+
+
 # ---- what people see -----------------------------------------------------------------------------------------------
 
 ROW = {"step": 50, "loss": 2.3456, "tokens_per_second": 12345.6, "tflops": 0.8123}

@@ -64,7 +64,7 @@ def fitting_formats(model: LanguageModel, name: str) -> list[Format]:
         known = ", ".join(repr(name) for name, models in WRITTEN.items() if type(model) in models)
         due = f"it must be written as {known}" if known else "it must be one of polyarr's models"
         raise ValueError(f"{type(model).__name__} as {name!r}; {due}")
-    found = [form for form in formats if form.fits(model.config)]
+    found = [form.with_experts(model.config) for form in formats if form.fits(model.config)]
     if not found:
         raise ValueError(f"no model of transformers has all settings of this one, {model.config}")
     return found

@@ -1,250 +1,35 @@
-"""Formats of transformers' models that LlamaModel computes: a table of families, and the settings they share."""
+"""Formats of transformers' models that LlamaModel computes: a table of families."""
 
-import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
-from polyarr.models.formats.scaling import ORIGINAL_LENGTH, mapping, scaling_of, written_scaling
-from polyarr.models.formats.tables import Format, Layer, check_fixed, layer, positive, settings_with, sizes_of
-from polyarr.models.llama import LlamaConfig
+from polyarr.models.formats.family import BLOCK, SILU, Family
+from polyarr.models.formats.tables import layer, positive
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-_BLOCK = "model.layers.*"
-_LAYERS = {
-    "tok_emb": layer("model.embed_tokens"),
-    "blocks.*.norm1": layer(f"{_BLOCK}.input_layernorm"),
-    "blocks.*.att.qkv": layer(*(f"{_BLOCK}.self_attn.{part}_proj" for part in "qkv")),
-    "blocks.*.att.q_norm": layer(f"{_BLOCK}.self_attn.q_norm"),
-    "blocks.*.att.k_norm": layer(f"{_BLOCK}.self_attn.k_norm"),
-    "blocks.*.att.out": layer(f"{_BLOCK}.self_attn.o_proj"),
-    "blocks.*.norm2": layer(f"{_BLOCK}.post_attention_layernorm"),
-    "blocks.*.ff.gate": layer(f"{_BLOCK}.mlp.gate_proj"),
-    "blocks.*.ff.up": layer(f"{_BLOCK}.mlp.up_proj"),
-    "blocks.*.ff.down": layer(f"{_BLOCK}.mlp.down_proj"),
-    "final_norm": layer("model.norm"),
-    "out_head": layer("lm_head"),
-}
 _OUT_NORMS = {  # of families with norms after attention and feed-forward layer
-    "blocks.*.out_norm1": layer(f"{_BLOCK}.post_attention_layernorm"),
-    "blocks.*.norm2": layer(f"{_BLOCK}.pre_feedforward_layernorm"),
-    "blocks.*.out_norm2": layer(f"{_BLOCK}.post_feedforward_layernorm"),
+    "blocks.*.out_norm1": layer(f"{BLOCK}.post_attention_layernorm"),
+    "blocks.*.norm2": layer(f"{BLOCK}.pre_feedforward_layernorm"),
+    "blocks.*.out_norm2": layer(f"{BLOCK}.post_feedforward_layernorm"),
 }
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "context_length": "max_position_embeddings",
-    "emb_dim": "hidden_size",
-    "n_heads": "num_attention_heads",
-    "n_layers": "num_hidden_layers",
-    "n_kv_heads": "num_key_value_heads",
-    "hidden_dim": "intermediate_size",
+_EXPERTS = {
+    "blocks.*.ff.router": layer(f"{BLOCK}.mlp.gate"),
+    "blocks.*.ff.expert_gate": layer(f"{BLOCK}.mlp.experts.#.gate_proj"),
+    "blocks.*.ff.expert_up": layer(f"{BLOCK}.mlp.experts.#.up_proj"),
+    "blocks.*.ff.expert_down": layer(f"{BLOCK}.mlp.experts.#.down_proj"),
+    "blocks.*.ff.shared.gate": layer(f"{BLOCK}.mlp.shared_expert.gate_proj"),
+    "blocks.*.ff.shared.up": layer(f"{BLOCK}.mlp.shared_expert.up_proj"),
+    "blocks.*.ff.shared.down": layer(f"{BLOCK}.mlp.shared_expert.down_proj"),
+    "blocks.*.ff.shared_gate": layer(f"{BLOCK}.mlp.shared_expert_gate"),
 }
-_SILU = {"hidden_act": ("silu",)}
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh",), "use_bidirectional_attention": (None, False)}
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 _BIAS = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
-
-
-class Family(NamedTuple):
-    """Family of transformers' models that LlamaModel computes.
-
-    Attributes:
-        kind: Its "model_type" in config.json.
-        name: Beginning of the names of its classes.
-        settings: Setting and its default, by the field of LlamaConfig that it is.
-        flags: Fields of LlamaConfig that are the same for all models of the family.
-        fixed: Settings with one supported value, or several.
-        layers: Layer names that differ from Llama's.
-        windows: Settings of sliding windows that the family has.
-        window: Default of "sliding_window".
-        is_windowed: Function from config.json and the number of a block to whether the block has a sliding window,
-            where "layer_types" does not say.
-        tied: Default of "tie_word_embeddings".
-        head_dim: Default of "head_dim"; None for hidden_size / num_attention_heads.
-        eps: Default of "rms_norm_eps".
-        theta: Default of "rope_theta".
-        local_theta: Default of "rope_local_base_freq", the base of blocks with a window; None if all have the same.
-        has_scaled_embeddings: Whether embeddings are multiplied by the root of their width.
-        scalar: Default of "query_pre_attn_scalar", whose inverse root scales the scores; None for the size of a head.
-        scalings: Types of "rope_scaling" that the family has beside "default" and "dynamic".
-        is_partial: Whether "partial_rotary_factor" says how much of each head has rotary embeddings.
-        interval: Default of "no_rope_layer_interval": every block of this number has no rotary embeddings; None if all
-            blocks of the family have them.
-    """
-
-    kind: str
-    name: str
-    settings: Mapping[str, tuple[str, Any]] = _NONE
-    flags: Mapping[str, Any] = _NONE
-    fixed: Mapping[str, tuple] = MappingProxyType(_SILU)
-    layers: Mapping[str, Layer] = _NONE
-    windows: tuple[str, ...] = ()
-    window: int | None = 4096
-    is_windowed: Callable[[Mapping[str, Any], int], bool] = lambda given, number: True
-    tied: bool = False
-    head_dim: int | None = None
-    eps: float = 1e-6
-    theta: float = 10_000.0
-    local_theta: float | None = None
-    has_scaled_embeddings: bool = False
-    scalar: int | None = None
-    scalings: tuple[str, ...] = ("linear", "llama3", "yarn")
-    is_partial: bool = False
-    interval: int | None = None
-
-    def config_of(self, given: Mapping[str, Any]) -> LlamaConfig:
-        """Return polyarr's configuration for the content of a config.json."""
-        check_fixed(given, self.fixed)
-        if given.get("num_key_value_heads") is None and "num_attention_heads" in given:
-            given = {**given, "num_key_value_heads": given["num_attention_heads"]}
-        sizes = sizes_of(given, _SIZES)
-        head_size = _head_size(given.get("head_dim", self.head_dim), sizes)
-        given = {**given, "no_rope_layers": (rotary_blocks := self._rotary_blocks(given, sizes["n_layers"]))}
-        found = {own: given.get(theirs, default) for own, (theirs, default) in self.settings.items()}
-        return LlamaConfig(
-            **sizes,
-            **self.flags,
-            **found,
-            **self._scales(given),
-            **self._rotary(given, head_size),
-            head_size=head_size,
-            rotary_blocks=rotary_blocks,
-            norm_eps=given.get("rms_norm_eps", self.eps),
-            tie_embeddings=given.get("tie_word_embeddings", self.tied),
-            windows=self._windows(given, sizes["n_layers"]),
-        )
-
-    def settings_of(self, config: LlamaConfig) -> dict[str, Any]:
-        """Return the content of config.json for polyarr's configuration, as far as the family has it."""
-        found = {"architectures": [f"{self.name}ForCausalLM"], "model_type": self.kind}
-        found |= settings_with(config, _SIZES, self.fixed)
-        scale = config.attention_scale or config.head_size**-0.5
-        own_values = {**vars(config), "attention_scale": scale}
-        found |= {theirs: own_values[own] for own, (theirs, _) in self.settings.items()}
-        found |= {"head_dim": config.head_size, "rms_norm_eps": config.norm_eps}
-        found |= {"tie_word_embeddings": config.tie_embeddings, "rope_theta": config.rope_theta}
-        scaling = config.rope_scaling and written_scaling(config.rope_scaling)
-        found["rope_scaling"] = scaling
-        if self.is_partial:
-            share = (config.rotary_size or config.head_size) / config.head_size
-            found["partial_rotary_factor"] = math.ceil(1e6 * share) / 1e6  # readers round share * head_size down
-        if "longrope" in self.scalings and config.rope_scaling:
-            found[ORIGINAL_LENGTH] = config.rope_scaling.original_length
-        if self.interval is not None:
-            found["no_rope_layers"] = list(config.rotary_blocks or (1,) * config.n_layers)
-        if self.local_theta is not None:
-            local = {"rope_type": "default", "rope_theta": config.local_rope_theta or config.rope_theta}
-            whole = {**(scaling or {"rope_type": "default"}), "rope_theta": config.rope_theta}
-            found["rope_local_base_freq"] = local["rope_theta"]  # which transformers reads before version 5
-            found["rope_parameters"] = {"sliding_attention": local, "full_attention": whole}
-        if self.scalar is not None:
-            found["query_pre_attn_scalar"] = round(scale**-2)
-        # Gemma2 of transformers needs a size also if no block has a window.
-        written_windows = _written_windows(config, self.window if "layer_types" in self.windows else None)
-        return found | {name: written_windows[name] for name in self.windows}
-
-    def fits(self, config: LlamaConfig) -> bool:
-        """Return whether the family has models with this configuration."""
-        try:
-            return self.config_of(self.settings_of(config)) == config
-        except ValueError:  # such as a type of "rope_scaling" that the family does not have
-            return False
-
-    def format(self) -> Format:
-        """Return the format of the family's models."""
-        return Format(
-            {**_LAYERS, **self.layers},
-            self.config_of,
-            self.settings_of,
-            prefix="model.",
-            ignored=(f"{_BLOCK}.self_attn.rotary_emb.inv_freq",),
-            fits=self.fits,
-        )
-
-    def _scales(self, given: Mapping[str, Any]) -> dict[str, float]:
-        """Return the factors of embeddings and scores."""
-        found = {}
-        if self.has_scaled_embeddings:
-            found["embedding_scale"] = positive(given, "hidden_size") ** 0.5
-        if self.scalar is not None:
-            found["attention_scale"] = positive(given, "query_pre_attn_scalar", self.scalar) ** -0.5
-        return found
-
-    def _rotary(self, given: Mapping[str, Any], head_size: Any) -> dict[str, Any]:
-        """Return the fields of rotary embeddings, which transformers 5 has in one dict or one by kind of block."""
-        found = mapping(given.get("rope_parameters") or given.get("rope_scaling"))
-        local, found = mapping(found.get("sliding_attention")), mapping(found.get("full_attention", found))
-        theta = found.get("rope_theta", given.get("rope_theta", self.theta))
-        fields = {"rope_theta": theta, "rope_scaling": scaling_of(found, given, self.scalings)}
-        if self.is_partial:
-            share = positive({**given, **found}, "partial_rotary_factor", 1.0)
-            fields["rotary_size"] = int(head_size * share) if _is_size("head_size", head_size) else None
-        if self.local_theta is not None:
-            if scaling_of(local, given, self.scalings) is not None:
-                raise ValueError(f"its rotary embeddings of blocks with a window are {local!r}; they must be 'default'")
-            default = given.get("rope_local_base_freq", self.local_theta)
-            fields["local_rope_theta"] = local.get("rope_theta", default)
-        return fields
-
-    def _windows(self, given: Mapping[str, Any], count: Any) -> tuple[int, ...]:
-        """Return the size of the window of each block, 0 for none, or ()."""
-        size = given.get("sliding_window", self.window) if self.windows else None
-        if "use_sliding_window" in self.windows and not given.get("use_sliding_window", False):
-            size = None
-        if size is None or not _is_size("n_layers", count):
-            return ()
-        size, types = positive(given, "sliding_window", size), given.get("layer_types")
-        if "layer_types" not in self.windows or types is None:
-            return tuple(size * bool(self.is_windowed(given, number)) for number in range(count))
-        if not isinstance(types, list) or len(types) != count:
-            raise ValueError(f"its layer_types is {types!r}; it must be a list of num_hidden_layers names")
-        if unknown := [kind for kind in types if kind not in _LAYER_TYPES]:
-            raise ValueError(f"its layer_types have {unknown[0]!r}; polyarr's models have {' or '.join(_LAYER_TYPES)}")
-        return tuple(size * (kind == "sliding_attention") for kind in types)
-
-    def _rotary_blocks(self, given: Mapping[str, Any], count: Any) -> tuple[int, ...]:
-        """Return whether each block has rotary embeddings, or () if all have."""
-        if self.interval is None or not _is_size("n_layers", count):
-            return ()
-        blocks = given.get("no_rope_layers")  # 1 for blocks with rotary embeddings
-        if blocks is None:
-            interval = positive(given, "no_rope_layer_interval", self.interval)
-            return tuple(int((number + 1) % interval != 0) for number in range(count))
-        if not isinstance(blocks, list) or len(blocks) != count or not all(block in (0, 1) for block in blocks):
-            raise ValueError(f"its no_rope_layers is {blocks!r}; it must be a list of num_hidden_layers ones and zeros")
-        return tuple(map(int, blocks))
-
-
-def _is_size(name: str, value: Any) -> bool:
-    """Return whether a size of LlamaConfig may have this value; it refuses others itself."""
-    return type(value) is int and 0 < value <= LlamaConfig._max_sizes[name]
-
-
-def _head_size(size: Any, sizes: Mapping[str, Any]) -> Any:
-    emb_dim, n_heads = sizes["emb_dim"], sizes["n_heads"]
-    if size is None:
-        if type(emb_dim) is not int or type(n_heads) is not int or n_heads < 1 or emb_dim % n_heads:
-            raise ValueError(f"its hidden_size is {emb_dim!r}, num_attention_heads is {n_heads!r}; it must divide it")
-        size = emb_dim // n_heads
-    return size
-
-
-def _written_windows(config: LlamaConfig, unused: int | None) -> dict[str, Any]:
-    """Return all settings of sliding windows, of which a family has some; `unused` is the size if there are none."""
-    windows = config.windows or (0,) * config.n_layers
-    return {
-        "sliding_window": max(windows) or unused,
-        "use_sliding_window": any(windows),
-        "max_window_layers": next((number for number, size in enumerate(windows) if size), config.n_layers),
-        "layer_types": ["sliding_attention" if size else "full_attention" for size in windows],
-    }
-
-
-# ---- families ----------------------------------------------------------------------------------------------------
-
 _OF_QWEN: dict[str, Any] = {
     "windows": ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
     "is_windowed": lambda given, number: number >= positive(given, "max_window_layers", 28, or_zero=True),
+}
+_EXPERT_SETTINGS: dict[str, tuple[str, Any]] = {
+    "n_experts": ("num_experts", 128),
+    "experts_per_token": ("num_experts_per_tok", 8),
+    "normalize_experts": ("norm_topk_prob", False),
 }
 _BIASES = _BIAS | {"ff_bias": ("mlp_bias", False)}
 _GRANITE = {
@@ -254,9 +39,15 @@ _GRANITE = {
     "logit_divisor": ("logits_scaling", 1.0),
 }
 _PHI3_LAYERS = {
-    "blocks.*.att.qkv": layer(f"{_BLOCK}.self_attn.qkv_proj"),
-    "blocks.*.ff.gate": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(0, 2)),
-    "blocks.*.ff.up": layer(f"{_BLOCK}.mlp.gate_up_proj", share=(1, 2)),
+    "blocks.*.att.qkv": layer(f"{BLOCK}.self_attn.qkv_proj"),
+    "blocks.*.ff.gate": layer(f"{BLOCK}.mlp.gate_up_proj", share=(0, 2)),
+    "blocks.*.ff.up": layer(f"{BLOCK}.mlp.gate_up_proj", share=(1, 2)),
+}
+_MIXTRAL_LAYERS = {
+    "blocks.*.ff.router": layer(f"{BLOCK}.block_sparse_moe.gate"),
+    "blocks.*.ff.expert_gate": layer(f"{BLOCK}.block_sparse_moe.experts.#.w1"),
+    "blocks.*.ff.expert_up": layer(f"{BLOCK}.block_sparse_moe.experts.#.w3"),
+    "blocks.*.ff.expert_down": layer(f"{BLOCK}.block_sparse_moe.experts.#.w2"),
 }
 _OF_GEMMA: dict[str, Any] = {"tied": True, "head_dim": 256, "has_scaled_embeddings": True}
 _GEMMA_FLAGS = {"activation": "gelu_tanh", "norm_offset": 1.0}
@@ -352,6 +143,58 @@ FAMILIES = (
         theta=1_000_000.0,
         local_theta=10_000.0,
         **_GEMMA_GIVEN,
+    ),
+    Family(
+        "mixtral",
+        "Mixtral",
+        {"n_experts": ("num_local_experts", 8), "experts_per_token": ("num_experts_per_tok", 2)},
+        {"normalize_experts": True},
+        fixed=SILU | {"router_jitter_noise": (0.0,)},
+        layers=_MIXTRAL_LAYERS,
+        windows=("sliding_window",),
+        window=None,
+        eps=1e-5,
+        theta=1_000_000.0,
+        router_loss=0.001,
+    ),
+    Family(
+        "qwen2_moe",
+        "Qwen2Moe",
+        {
+            **_EXPERT_SETTINGS,
+            "n_experts": ("num_experts", 60),
+            "experts_per_token": ("num_experts_per_tok", 4),
+            "expert_dim": ("moe_intermediate_size", 1408),
+            "shared_dim": ("shared_expert_intermediate_size", 5632),
+            "qkv_bias": ("qkv_bias", True),
+        },
+        layers=_EXPERTS,
+        windows=_OF_QWEN["windows"],
+        is_windowed=lambda given, number: (
+            number % 2 == 0 and number < positive(given, "max_window_layers", 28, or_zero=True)
+        ),
+        router_loss=0.001,
+        has_dense_blocks=True,
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3Moe",
+        {**_EXPERT_SETTINGS, **_BIAS, "expert_dim": ("moe_intermediate_size", 768)},
+        {"qk_norm": "head"},
+        layers=_EXPERTS,
+        windows=("sliding_window", "use_sliding_window"),
+        router_loss=0.001,
+        has_dense_blocks=True,
+    ),
+    Family(
+        "olmoe",
+        "Olmoe",
+        {**_EXPERT_SETTINGS, **_BIAS, "n_experts": ("num_experts", 64)},
+        {"qk_norm": "all"},
+        fixed=SILU | {"clip_qkv": (None,)},
+        layers=_EXPERTS,
+        eps=1e-5,
+        router_loss=0.01,
     ),
 )
 FORMATS = {family.kind: family.format() for family in FAMILIES}

@@ -15,7 +15,8 @@ class Layer(NamedTuple):
     Usually one layer is one layer. Or polyarr concatenates the rows of several, or the other program does.
 
     Attributes:
-        names: Names of the other program's layers, with a star for the number of the block.
+        names: Names of the other program's layers, with a star for the number of the block, and # for the number of the
+            expert where polyarr's weight has those of all experts, one after the other.
         share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's.
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
         weight: Name of the weight.
@@ -68,6 +69,17 @@ class Format(NamedTuple):
     def share(self, name: str) -> tuple[int, int]:
         """Return (i, n): one of polyarr's arrays is part i of n equal parts of the rows of the other program's."""
         return self._layer(name)[0].share
+
+    def with_experts(self, config: Config) -> "Format":
+        """Return the format with the names of the layers of each expert that a configuration has."""
+
+        def expanded(found: Layer) -> Layer:
+            experts = range(getattr(config, "n_experts", 0))
+            return found._replace(names=tuple(found.names[0].replace("#", str(expert)) for expert in experts))
+
+        return self._replace(
+            layers={own: expanded(found) if "#" in found.names[0] else found for own, found in self.layers.items()}
+        )
 
     def _layer(self, name: str) -> tuple[Layer, str, str]:
         """Return the layer of one of polyarr's arrays, its name there, and the number of the block."""
