@@ -111,6 +111,7 @@ def test_generating_is_seeded_and_begins_with_the_prompt(trained):
     assert code == 0, err
     assert out.startswith("the q") and len(out) == 5 + 12 + 1
     assert run(*command, "--seed", 3, cwd=folder)[1] == out
+    assert run(*command, "--seed", 3, "--speculate", 3, cwd=folder)[1] == out
     assert run(*command, "--seed", 4, "--top-p", 0.9, cwd=folder)[1] != out
     code, out, _ = run("generate", "run", "--tokens", 3, cwd=folder, POLYARR_BACKEND="numpy")
     assert code == 0 and len(out) == 5
@@ -267,6 +268,7 @@ WRONG = {
     "no such run": (("generate", "none", "--backend", "numpy"), 1, "polyarr: none: no such file or folder; to fetch a"),
     "no run": (("generate", ".", "--backend", "numpy"), 1, "polyarr: .: no checkpoint 'best' here"),
     "temperature": (("generate", "run", "--temperature", "-1"), 2, "'--temperature'"),
+    "speculate": (("generate", "run", "--speculate", "65"), 2, "'--speculate'"),
     "top-p": (("generate", "run", "--top-p", "0"), 2, "'--top-p'"),
     "penalty": (("generate", "run", "--repetition-penalty", "0"), 2, "'--repetition-penalty'"),
     "nan": (

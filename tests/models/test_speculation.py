@@ -1,0 +1,126 @@
+"""Speculative decoding: the same texts in fewer passes."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr.models import GPTModel, LlamaModel, Writer, generate
+from polyarr.models.speculation import PENALTIES, Drafts, can_speculate, speculated, speculative_step
+from polyarr.text import CharTokenizer
+
+SIZES = {"vocab_size": 23, "context_length": 120, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
+LLAMA = {**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8}
+MODELS = {
+    "gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.1, "qkv_bias": True}),
+    "windows": lambda: LlamaModel({**LLAMA, "windows": [6, 0]}),
+    "experts": lambda: LlamaModel({**LLAMA, "n_experts": 4, "experts_per_token": 2}),
+}
+SAMPLINGS = (
+    {"temperature": 0},
+    {"temperature": 0.3, "seed": 3},
+    {"temperature": 0.5, "seed": 5, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.4, "seed": 7, "top_k": 5, "logit_bias": {2: 1.0}},
+)
+PROMPT = np.array([1, 2, 3, 4, 1, 2, 3, 4, 1, 2])
+
+
+def model_of(kind, factor=6):
+    pa.random.seed(0)
+    return pa.tree.map(lambda p: p * factor, MODELS[kind]()).eval()
+
+
+def taken(samples):
+    return [int(one.token.numpy()[0, 0]) for one in samples]
+
+
+class Counted:
+    """A step that counts its calls."""
+
+    def __init__(self):
+        self.step, self.passes = speculative_step(), 0
+
+    def __call__(self, *args):
+        self.passes += 1
+        return self.step(*args)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("drafts", [1, 5])
+def test_texts_are_those_without_drafts(kind, drafts, backend):
+    """Up to the end of the context, greedy and sampled; here no rounding decides between two tokens."""
+    model, passes = model_of(kind), []
+    for sampling in SAMPLINGS:
+        wanted = generate(model, pa.asarray(PROMPT[None]), 110, **sampling).numpy()[0, len(PROMPT) :]
+        step = Counted()
+        found = taken(speculated(model, PROMPT, 110, drafts, step=step, **sampling))
+        assert found == wanted.tolist() and len(found) == 110
+        passes.append(step.passes)
+    assert min(passes) < 105 and max(passes) <= 109
+
+
+def test_a_text_that_repeats_takes_few_passes(on_numpy):
+    model = model_of("gpt", factor=0)  # all logits are equal, and the first token is taken
+    for drafts, most in ((1, 52), (4, 24), (9, 14)):
+        step = Counted()
+        assert taken(speculated(model, PROMPT, 100, drafts, step=step, temperature=0)) == [0] * 100
+        assert step.passes <= most
+        assert len(step.step.programs()) == 2  # with a draft and without
+
+
+def test_numbers_of_the_global_generator_are_those_without_drafts(on_numpy):
+    model, found = model_of("gpt"), []
+    for write in (
+        lambda: generate(model, pa.asarray(PROMPT[None]), 90, temperature=0.4).numpy()[0, len(PROMPT) :].tolist(),
+        lambda: taken(speculated(model, PROMPT, 90, 4, temperature=0.4)),
+    ):
+        pa.random.seed(11)
+        found.append(write())
+    assert found[0] == found[1]
+
+
+def test_drafts_follow_the_longest_and_latest_ngram():
+    drafts = Drafts([1, 2, 3, 7, 8, 2, 3, 9])
+    assert drafts.next(2) == []
+    for token, wanted in ((2, []), (3, [9, 2, 3]), (9, [2, 3, 9]), (1, []), (2, [3, 7, 8]), (3, [7, 8, 2])):
+        drafts.add(token)
+        assert drafts.next(3) == wanted
+    assert Drafts([4, 4, 4]).next(3) == [4, 4, 4] and Drafts([1]).next(3) == []
+
+
+def test_a_writer_speculates_where_it_can(on_numpy, monkeypatch):
+    used = []
+
+    def noted(*args, **options):
+        used.append(args)
+        return speculated(*args, **options)
+
+    monkeypatch.setattr("polyarr.models.completion.speculated", noted)
+    writer = Writer(model_of("gpt"), CharTokenizer("abcdefghijklmnopqrstuvw"))
+    for count, (prompts, options) in enumerate(
+        (
+            (["abcabcab"], {"temperature": 0}),
+            (["abcabcab"], {"temperature": 0.5, "seed": 3}),
+            (["abcabcab"], {"temperature": 0.5, "seed": [3], "stop": ["b"]}),
+        ),
+        1,
+    ):
+        assert writer.complete(prompts, 60, speculate=3, **options) == writer.complete(prompts, 60, **options)
+        assert len(used) == count
+    for prompts, length, options in (
+        (["abc", "ab"], 9, {}),
+        (["abcabc"], 119, {}),
+        (["abcabc"], 9, {"repetition_penalty": 1.2}),
+        (["abcabc"], 9, {"logprobs": 1}),
+    ):
+        with pytest.warns(RuntimeWarning) if length == 119 else pytest.MonkeyPatch.context():
+            found = writer.complete(prompts, length, speculate=3, seed=1, **options)
+        assert len(found) == len(prompts) and len(used) == 3
+    with pytest.raises(ValueError, match=r"^Writer: speculate is -1; it must not be negative$"):
+        writer.write(["a"], 1, speculate=-1)
+
+
+def test_penalties_cannot_be_speculated(on_numpy):
+    model = model_of("gpt")
+    assert can_speculate(model, [PROMPT], 110, temperature=0.5)
+    assert not can_speculate(model, [PROMPT], 111)
+    assert not any(can_speculate(model, [PROMPT], 9, **{name: 0.5}) for name in PENALTIES)
