@@ -68,7 +68,7 @@ COMPOSED: dict[Op, Rule] = {
     ops.gelu: elementwise,
     **dict.fromkeys((ops.softmax, ops.log_softmax, ops.sort, ops.argtopk, ops.topk), along_axis),
     **dict.fromkeys((ops.dft, ops.dft_of_real, ops.dft_to_real), along_axis),
-    **dict.fromkeys((ops.layer_norm, ops.rms_norm, ops.linear, ops.int8_linear), rows),
+    **dict.fromkeys((ops.layer_norm, ops.rms_norm, ops.linear, ops.quantized_linear), rows),
     ops.embedding: embedding,
     ops.attention: attention,
     ops.cross_entropy: cross_entropy,

@@ -45,7 +45,7 @@ class Int8Linear(Module):
 
     def __call__(self, x: Array) -> Array:
         """Return the output (..., out) for an input x (..., in)."""
-        return ops.int8_linear(x, self.codes, self.scale, self.bias, activation=self.activation)
+        return ops.quantized_linear(x, self.codes, self.scale, self.bias, activation=self.activation)
 
     @property
     def weight(self) -> Array:

@@ -22,11 +22,11 @@ from polyarr.ops.logic import (
     greater_equal, isnan, less, less_equal, logical_and, logical_not, logical_or, logical_xor, not_equal,
 )
 from polyarr.ops.nn import (
-    attention, cross_entropy, dropout, embedding, gelu, int8_linear, layer_norm, linear, log_softmax, mse, rms_norm,
-    softmax,
+    attention, cross_entropy, dropout, embedding, gelu, layer_norm, linear, log_softmax, mse, rms_norm, softmax,
 )
 from polyarr.ops.norms import batch_norm, batch_norm_inference, group_norm, instance_norm
 from polyarr.ops.optim import global_norm
+from polyarr.ops.quantized import quantized_linear
 from polyarr.ops.reduce import all, any, argmax, argmin, logsumexp, max, mean, min, prod, std, sum, var
 from polyarr.ops.shape import (
     broadcast_to, expand_dims, flip, matrix_transpose, moveaxis, permute_dims, squeeze, tril, triu,

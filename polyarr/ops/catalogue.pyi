@@ -122,8 +122,6 @@ def imag(x: Array) -> Array: ...
 @_op
 def instance_norm(x: Array, weight: Array | None = None, bias: Array | None = None, eps: float = 1e-05) -> Array: ...
 @_op
-def int8_linear(x: Array, weight: Array, scale: Array | float, bias: Array | None = None, activation: str | None = None) -> Array: ...
-@_op
 def isfinite(x: Array) -> Array: ...
 @_op
 def isinf(x: Array) -> Array: ...
@@ -199,6 +197,8 @@ def positive(x: Array) -> Array: ...
 def pow(x: Array | float, y: Array | float) -> Array: ...
 @_op
 def prod(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: DType | None = None) -> Array: ...
+@_op
+def quantized_linear(x: Array, codes: Array, scale: Array | float, bias: Array | None = None, activation: str | None = None) -> Array: ...
 @_op
 def real(x: Array) -> Array: ...
 @_op
@@ -285,11 +285,11 @@ __all__ = [
 "bitwise_or", "bitwise_right_shift", "bitwise_xor", "broadcast_to", "ceil", "clip", "conj", "copysign", "cos", "cosh",
 "cross_entropy", "divide", "dropout", "embedding", "equal", "erf", "exp", "expand_dims", "expm1", "flip", "floor",
 "floor_divide", "gelu", "global_norm", "greater", "greater_equal", "group_norm", "grouped_linear", "hypot", "imag",
-"instance_norm", "int8_linear", "isfinite", "isinf", "isnan", "layer_norm", "less", "less_equal", "linear",
-"linear_cross_entropy", "log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not",
-"logical_or", "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum",
-"moveaxis", "mse", "multiply", "negative", "nextafter", "not_equal", "outer", "pad", "permute_dims", "positive",
-"pow", "prod", "real", "reciprocal", "relu", "remainder", "rms_norm", "roll", "round", "rsqrt", "scatter",
+"instance_norm", "isfinite", "isinf", "isnan", "layer_norm", "less", "less_equal", "linear", "linear_cross_entropy",
+"log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
+"logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "moveaxis",
+"mse", "multiply", "negative", "nextafter", "not_equal", "outer", "pad", "permute_dims", "positive", "pow", "prod",
+"quantized_linear", "real", "reciprocal", "relu", "remainder", "rms_norm", "roll", "round", "rsqrt", "scatter",
 "scatter_add", "scatter_add_along_axis", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "sort",
 "split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh",
 "tensordot", "tile", "topk", "tril", "triu", "trunc", "unstack", "var", "vecdot"

@@ -3,9 +3,9 @@
 import math
 
 from polyarr.core.array import spec_of, untracked
-from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed
-from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32, int8
+from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import fill
@@ -215,7 +215,8 @@ def check_activation(op: str, activation) -> None:
         raise ValueError(f"{op}: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
-def _check_bias(op, weight, bias):
+def check_bias(op, weight, bias):
+    """Raise ShapeError unless bias is None or has an element for each row of a weight."""
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(
             f"{op}: bias is {spec_of(bias)}, weight is {spec_of(weight)}; bias must be {list(weight.shape[:1])}"
@@ -256,58 +257,10 @@ def linear(x, weight, bias=None, *, activation=None, precision=None):
         raise ShapeError(
             f"linear: x is {spec_of(x)}, weight is {spec_of(weight)}; x.shape[-1] must equal weight.shape[1]"
         )
-    _check_bias("linear", weight, bias)
+    check_bias("linear", weight, bias)
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     product = matrix_product(rows, matrix_transpose(weight), precision=precision)
     y = ACTIVATIONS[activation](product if bias is None else add(product, bias))
-    return reshape(like(y, product), shape=(*x.shape[:-1], weight.shape[0]))
-
-
-@composed()
-def int8_linear(x, weight, scale, bias=None, *, activation=None):
-    """Return a linear layer with int8 weights: linear with the rows of weight multiplied by scale.
-
-    y = activation(x weight^T * scale + bias).
-
-    Args:
-        x: Floating-point array (..., k).
-        weight: int8 array (n, k).
-        scale: Floating-point array (n,).
-        bias: Floating-point array (n,), or None.
-        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
-
-    Returns:
-        Array (..., n) of the dtype of x.
-
-    Raises:
-        DtypeError: weight is not int8, or another input is not floating-point.
-        ShapeError: The shapes do not fit.
-        ValueError: There is no such activation.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> weight, scale = pa.asarray([[100, -50]], dtype="int8"), pa.asarray([0.5])
-        >>> pa.int8_linear(pa.asarray([[1.0, 1.0]]), weight, scale)
-        Array([[25.]], float32, 'numpy')
-
-    Gradients: x, scale, bias
-
-    Source: Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339 (only the quantized weights)
-    """
-    check_activation("int8_linear", activation)
-    for name, a in (("x", x), ("scale", scale), ("bias", bias)):
-        if a is not None:
-            check_kind("int8_linear", name, spec_of(a), "floating")
-    if weight.dtype != int8:
-        raise DtypeError(f"int8_linear: weight is {spec_of(weight)}; its dtype must be int8")
-    if not x.shape or len(weight.shape) != 2 or x.shape[-1] != weight.shape[1] or scale.shape != weight.shape[:1]:
-        given = f"x is {spec_of(x)}, weight is {spec_of(weight)}, scale is {spec_of(scale)}"
-        raise ShapeError(f"int8_linear: {given}; they must be [..., k], [n, k] and [n]")
-    _check_bias("int8_linear", weight, bias)
-    rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
-    product = matrix_product(rows, matrix_transpose(astype(weight, dtype=rows.dtype)))
-    y = multiply(product, scale)
-    y = ACTIVATIONS[activation](y if bias is None else add(y, bias))
     return reshape(like(y, product), shape=(*x.shape[:-1], weight.shape[0]))
 
 

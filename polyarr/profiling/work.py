@@ -24,7 +24,7 @@ OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
     ops.matrix_product: (_product, 2),
     ops.matmul: (_product, 2),
     ops.linear: (_product, 2),
-    ops.int8_linear: (_product, 1),
+    ops.quantized_linear: (_product, 1),
     ops.grouped_linear: (_product, 2),
     ops.attention: (_attention, 2.5),
 }

@@ -456,10 +456,10 @@ def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray])
 
 
 def _without_sign(a: Any) -> Any:
-    """Return inexact numbers and int8 as absolute values; wider integers are indices, whose sign must stay."""
-    if not isinstance(a, np.ndarray) or (a.dtype.kind not in "fc" and a.dtype != np.int8):
+    """Return inexact numbers and int8 as absolute values, and uint8 as the largest codes of 4 bits; others stay."""
+    if not isinstance(a, np.ndarray) or (a.dtype.kind not in "fc" and a.dtype not in (np.int8, np.uint8)):
         return a
-    return np.abs(a if a.dtype.kind in "fc" else a.astype(np.int16))
+    return np.abs(a if a.dtype.kind in "fc" else a.astype(np.int16)) if a.dtype != np.uint8 else np.full_like(a, 255)
 
 
 def _flat_hosts(sample: Sample) -> list[np.ndarray]:

@@ -331,11 +331,19 @@ def grouped_linear(x: np.ndarray, weight: np.ndarray, groups: np.ndarray) -> np.
     return np.einsum("...k,...nk->...n", x, weight[groups])
 
 
-def int8_linear(
-    x: np.ndarray, weight: np.ndarray, scale: np.ndarray, bias: Any, *, activation: str | None
+def quantized_linear(
+    x: np.ndarray, codes: np.ndarray, scale: np.ndarray, bias: Any, *, activation: str | None
 ) -> np.ndarray:
-    """Return x weight^T + bias for int8 weights whose rows are multiplied by scale, after the activation."""
-    return ACTIVATIONS[activation](x @ weight.astype(x.dtype).T * scale + (0 if bias is None else bias))
+    """Return x weight^T + bias for weights that are codes times a scale per row or block of 32, after the activation.
+    """
+    numbers = codes.astype(x.dtype)
+    if codes.dtype == np.uint8:
+        numbers = np.zeros((len(codes), 2 * codes.shape[1]), x.dtype)
+        for j in range(numbers.shape[1]):
+            block, place = divmod(j, 32)
+            numbers[:, j] = (codes[:, 16 * block + place % 16] >> (4 if place >= 16 else 0)) % 16 - 8.0
+    y = x @ (numbers * np.repeat(scale, 32, axis=1)).T if scale.ndim == 2 else x @ numbers.T * scale
+    return ACTIVATIONS[activation](y + (0 if bias is None else bias))
 
 
 def cache_update(cache: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ from polyarr.creation import finfo
 #   relative    the expected value, after a sum of positive numbers
 #   cancelling  the element's largest input: sums of terms that may cancel
 #   reduction   the same reduction of the absolute values
-#   layer       the largest element of the same layer of absolute values: weights that are integers cancel exactly
+#   layer       the largest element of the same layer of absolute values: weights that are integers cancel exactly.
+#               Dequantized weights may first be rounded to the dtype
 #   step        the largest input or expected value
 #   composed    the largest expected value of the whole result
 #   weighted    like composed, for sums with weights that may first be rounded to the dtype (attention)
@@ -33,7 +34,7 @@ TABLE: dict[str, dict[np.dtype, float]] = {
     "relative": {float32: 128, float64: 128},
     "cancelling": {float32: 8, float64: 8},
     "reduction": {float32: 32, float64: 32},
-    "layer": {float32: 128, float64: 128},
+    "layer": {float16: 0.5, bfloat16: 0.5, float32: 128, float64: 128},
     "step": {float32: 16, float64: 16},
     "composed": {float32: 800, float64: 1e6},
     "weighted": {float16: 0.5, bfloat16: 0.5, float32: 800, float64: 1e6},

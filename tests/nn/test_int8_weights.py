@@ -77,14 +77,19 @@ def test_adapters_are_merged_before(on_numpy):
 
 
 @pytest.mark.parametrize(
-    ("x", "weight", "scale", "error"),
+    ("x", "codes", "scale", "error"),
     [
-        ((2, 3), ((4, 3), "float32"), (4,), r"weight is float32\[4, 3\]; its dtype must be int8"),
-        ((2, 3), ((4, 5), "int8"), (4,), r"they must be \[..., k\], \[n, k\] and \[n\]"),
+        ((2, 3), ((4, 3), "float32"), (4,), r"codes is float32\[4, 3\]; its dtype must be int8 or uint8"),
+        ((2, 3), ((4, 5), "int8"), (4,), r"they must be \[..., k\], \[n, k\] and \[n\] or \[n, k / 32\]"),
         ((2, 3), ((4, 3), "int8"), (3,), r"scale is float32\[3\]; they must be"),
         ((), ((4, 3), "int8"), (4,), r"x is float32\[\]"),
+        ((2, 64), ((4, 64), "int8"), (4, 1), r"scale is float32\[4, 1\]; they must be"),
+        ((2, 33), ((4, 33), "int8"), (4, 1), r"k must be a multiple of 32 for blocks and for codes of 4 bits"),
+        ((2, 8), ((4, 4), "uint8"), (4,), r"k must be a multiple of 32 for blocks and for codes of 4 bits"),
+        ((2, 4), ((4, 4), "uint8"), (4,), r"they must be \[..., k\], \[n, k / 2\] and"),
+        ((2, 3), ((3,), "int8"), (3,), r"codes is int8\[3\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(x, weight, scale, error):
+def test_what_does_not_fit_is_refused(x, codes, scale, error):
     with pytest.raises((ValueError, TypeError), match=error):
-        ops.int8_linear(pa.ones(x), pa.ones(weight[0], dtype=weight[1]), pa.ones(scale))
+        ops.quantized_linear(pa.ones(x), pa.ones(codes[0], dtype=codes[1]), pa.ones(scale))

@@ -447,12 +447,14 @@ def products() -> Iterator[Case]:
                     (array(*shape, dtype=dtype), array(9, 7, dtype=dtype), array(9, dtype=dtype)),
                     backward=True,
                 )
-    for dtype, rows in (("float32", 1), ("float32", 2), ("float32", 9), ("float16", 1), ("bfloat16", 1)):
+    for dtype, rows in (("float32", 1), ("float32", 2), ("float32", 33), ("float16", 1), ("bfloat16", 9)):
         inputs = array(rows, 7, dtype=dtype), whole(5, 7, dtype="int8"), array(5)
-        yield Case(f"int8_linear {dtype} {rows}", ops.int8_linear, inputs)
-        yield Case(
-            f"int8_linear with a bias {dtype} {rows}", partial(ops.int8_linear, activation="gelu"), (*inputs, array(5))
-        )
+        yield Case(f"quantized_linear {dtype} {rows}", ops.quantized_linear, inputs)
+        layer = partial(ops.quantized_linear, activation="gelu")
+        yield Case(f"quantized_linear with a bias {dtype} {rows}", layer, (*inputs, array(5)))
+        for codes in (whole(5, 64, dtype="int8"), whole(5, 32, dtype="uint8")):
+            inputs = array(rows, 64, dtype=dtype), codes, array(5, 2, dtype="float16")
+            yield Case(f"quantized_linear in blocks {codes.dtype} {dtype} {rows}", ops.quantized_linear, inputs)
     for dtype, rows in (("float32", 1), ("float32", 9), ("float32", 70), ("float16", 3), ("bfloat16", 3)):
         inputs = array(rows, 7, dtype=dtype), array(3, 5, 7, dtype=dtype), whole(rows, below=3)
         yield Case(f"grouped_linear {dtype} {rows}", ops.grouped_linear, inputs, backward=dtype == "float32")

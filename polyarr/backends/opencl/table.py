@@ -10,7 +10,7 @@ from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
 from polyarr.backends.opencl.fft import spectra
-from polyarr.backends.opencl.gemm import grouped_linear, int8_linear, linear, matmul
+from polyarr.backends.opencl.gemm import grouped_linear, linear, matmul, quantized_linear
 from polyarr.backends.opencl.indexing import embedding, index, segments
 from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
@@ -51,7 +51,7 @@ KERNELS = {
     ops.argtopk: topk.argtopk,
     ops.cache_update: cache_update.cache_update,
     ops.grouped_linear: grouped_linear.grouped_linear,
-    ops.int8_linear: int8_linear.int8_linear,
+    ops.quantized_linear: quantized_linear.quantized_linear,
     ops.matrix_product: matmul.matmul,
     ops.matmul: matmul.matmul,
     ops.windows: conv.windows,
@@ -107,7 +107,7 @@ def families() -> dict[str, tuple[Any, ...]]:
     own = vendor()
     return {
         "gemm": (*own.gemv, *own.gemm, *matmul.VARIANTS),
-        "int8 linear": int8_linear.VARIANTS,
+        "quantized linear": quantized_linear.VARIANTS,
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),
         "conv": (conv.DEPTHWISE, *own.convolution, conv.IM2COL),

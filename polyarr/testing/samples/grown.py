@@ -157,14 +157,16 @@ def grouped(data: Callable, i: int, rows: int, groups: int, n: int, k: int) -> S
     return Sample((data((rows, k), i), data((groups, n, k), i + 1), picks))
 
 
-def int8_linear(sizes: Sizes) -> Grown:
-    """Return layers of m rows, n outputs and k inputs."""
+def quantized_linear(sizes: Sizes) -> Grown:
+    """Return layers of m rows, n outputs and k inputs, with int8 rows, int8 blocks and blocks of 4 bits in turn."""
 
     def grown(template: Sample) -> Iterator[Sample]:
-        x, weight, scale, bias = template.inputs
-        for i, (m, n, k) in enumerate(sizes):
-            shapes = ((m, k), (n, k), (n,))
-            inputs = (Data(s, d.dtype, seed=i) for s, d in zip(shapes, (x, weight, scale), strict=True))
+        x, _, scale, bias = template.inputs
+        for i, (m, n, depth) in enumerate(sizes):
+            k = depth + (-depth % 32 if i % 3 else 0)
+            int8 = Data((n, k), "int8", seed=i)
+            codes = Data((n, k // 2), "uint8", "below", seed=i, limit=256) if i % 3 == 2 else int8
+            inputs = Data((m, k), x.dtype, seed=i), codes, Data((n, k // 32) if i % 3 else (n,), scale.dtype, seed=i)
             yield Sample((*inputs, bias and Data((n,), bias.dtype, seed=7)), template.params)
 
     return grown

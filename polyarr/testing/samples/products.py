@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -190,21 +191,30 @@ SAMPLES[ops.linear] = Entry(
 )
 
 
-def _byte_layers(activations: Sequence[str | None], layers: Sequence[tuple]) -> Cases:
+def _quantized_layers(activations: Sequence[str | None], layers: Sequence[tuple]) -> Cases:
     def drawn(dtype: str, size: tuple) -> SearchStrategy:
-        lead, k, n = size
-        scale, bias = datas((n,), "float32" if is_narrow(dtype) else dtype), st.one_of(datas((n,), dtype), st.none())
+        lead, k, n, bits, blocks = size
+        int8 = datas((n, k), "int8", ("normal", "wide"))
+        codes = int8 if bits == 8 else datas((n, k // 2), "uint8", ("below",), limit=256)
+        scale = datas((n, k // 32) if blocks else (n,), "float32" if is_narrow(dtype) else dtype)
         params = st.sampled_from([{"activation": a} for a in activations])
-        codes = datas((n, k), "int8", ("normal", "wide"))
+        bias = st.one_of(datas((n,), dtype), st.none())
         return samples(datas((*lead, k), dtype), codes, scale, bias, params=params)
 
-    return for_each((*layers, ((9,), 33, 5), ((1,), 1031, 3)), drawn)
+    return for_each(layers, drawn)
 
 
-SAMPLES[ops.int8_linear] = Entry(
-    _byte_layers((*ref.ACTIVATIONS,), LAYERS),
-    _byte_layers((None,), LAYERS),
-    ref.int8_linear,
+_INT8_LAYERS = [(*layer, 8, False) for layer in (*LAYERS, ((9,), 33, 5), ((1,), 1031, 3), ((31,), 32, 7))]
+_BLOCK_LAYERS = [
+    (*layer, bits, blocks)
+    for bits, blocks in ((8, True), (4, True), (4, False))
+    for layer in (((2, 3), 64, 5), ((), 32, 1), ((1,), 1056, 3), ((9,), 96, 35), ((31,), 32, 33), ((0,), 32, 2))
+]
+_quantized = [layer for pair in zip_longest(_INT8_LAYERS, _BLOCK_LAYERS) for layer in pair if layer]
+SAMPLES[ops.quantized_linear] = Entry(
+    _quantized_layers((*ref.ACTIVATIONS,), _quantized),
+    _quantized_layers((None,), _quantized),
+    ref.quantized_linear,
     "layer",
     FLOATING,
     special="nonfinite",

@@ -336,25 +336,47 @@ def a_stretch_of_usual_quotients_is_multiplied_out(backend):
     return with_kernels(backend, {ops.remainder: kernel})
 
 
-# ---- a linear layer of bytes ---------------------------------------------------------------------------------
+# ---- a linear layer with a quantized weight ------------------------------------------------------------------
 
 
-def of_bytes(x=lambda x: x, weight=lambda w: w, bias=lambda bias, scale: bias):
-    """Return int8_linear of changed inputs; float16 and bfloat16 are computed in float32."""
+def quantized(x=lambda x: x, codes=lambda c: c, scale=lambda s: s, bias=lambda bias, scale: bias):
+    """Return quantized_linear of changed inputs; float16 and bfloat16 are computed in float32."""
 
-    def kernel(out, given, codes, scale, added, *, activation):
-        wide = [a if a is None or a.dtype.itemsize > 2 else a.astype(np.float32) for a in (given, scale, added)]
+    def kernel(out, given, held, factor, added, *, activation):
+        wide = [a if a is None or a.dtype.itemsize > 2 else a.astype(np.float32) for a in (given, factor, added)]
         added = None if added is None else bias(wide[2], wide[1])
-        found = references.int8_linear(x(wide[0]), weight(codes), wide[1], added, activation=activation)
+        found = references.quantized_linear(x(wide[0]), codes(held), scale(wide[1]), added, activation=activation)
         return np.asarray(found, out.dtype)
 
     return kernel
 
 
+def without_sign(codes):
+    """Return int8 codes as absolute values."""
+    return np.abs(codes) if codes.dtype == np.int8 else codes
+
+
+def without_the_last(codes):
+    """Return codes with 0 for the last byte of each row."""
+    return np.where(np.arange(codes.shape[1]) + 1 < codes.shape[1], codes, 0).astype(codes.dtype)
+
+
+def with_swapped_bits(codes):
+    """Return packed codes with the two codes of each byte exchanged."""
+    return codes if codes.dtype == np.int8 else codes >> 4 | codes << 4
+
+
+def of_the_first_block(scale):
+    """Return scales of blocks that are all those of the first block."""
+    return scale if scale.ndim == 1 else np.broadcast_to(scale[:, :1], scale.shape)
+
+
 for _name, _changed in (
-    ("int8_linear scales the bias, too", {"bias": lambda bias, scale: bias * scale}),
-    ("int8_linear reads codes without their sign", {"weight": lambda w: w.view(np.uint8)}),
-    ("int8_linear leaves out the last code of a row", {"weight": lambda w: w * (np.arange(w.shape[1], 0, -1) > 1)}),
-    ("int8_linear multiplies in 16 bits", {"x": lambda x: x.astype(np.float16).astype(x.dtype)}),
+    ("quantized_linear scales the bias, too", {"bias": lambda bias, scale: bias * scale.reshape(len(bias), -1)[:, 0]}),
+    ("quantized_linear reads codes without their sign", {"codes": without_sign}),
+    ("quantized_linear leaves out the last codes of a row", {"codes": without_the_last}),
+    ("quantized_linear swaps the codes of a byte", {"codes": with_swapped_bits}),
+    ("quantized_linear has one scale for all blocks", {"scale": of_the_first_block}),
+    ("quantized_linear multiplies in 16 bits", {"x": lambda x: x.astype(np.float16).astype(x.dtype)}),
 ):
-    plant({"forward-int8_linear": differs()}, {ops.int8_linear: of_bytes(**_changed)}, _name)
+    plant({"forward-quantized_linear": differs()}, {ops.quantized_linear: quantized(**_changed)}, _name)

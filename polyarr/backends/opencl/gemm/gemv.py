@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.gemm.int8_scaling import macros_of
+from polyarr.backends.opencl.gemm.dequantize import Quantized, layer_macros
 from polyarr.backends.opencl.gemm.product import Arrays, Epilogue, Operand, Plan, Problem, blocks_in
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED, vector_types
 from polyarr.backends.opencl.runtime.variants import Variant
 from polyarr.backends.opencl.tuning.tuning import vector_width
-from polyarr.core.spec import NARROW, float32, int8
+from polyarr.core.spec import NARROW, float32
 
 MAX_ROWS_PER_ITEM = 8  # output rows that one work-item of a GPU accumulates in registers
 MAX_LOADS_IN_FLIGHT = 4  # vector loads of a column that a work-item issues before it uses any
@@ -83,15 +83,17 @@ def _plan(
     return Plan(launch, None)
 
 
-def plan_int8(
-    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, n: int, depth: int, epilogue: Epilogue
+def plan_quantized(
+    device: Device, dtype: np.dtype, bias: np.dtype, rows: int, weight: Quantized, epilogue: Epilogue
 ) -> LaunchPlan:
-    """Plan the product of rows of x and an int8 weight (n, depth) on a GPU, followed by scale and bias."""
-    p = Problem(1, 1, rows, n, depth, Operand(depth, 1, 0, 0), Operand(depth, 1, 0, 0))
-    shape = _gpu_shape(device, dtype, p, (True, True), int8)
-    program = device.build(shape.file, **p.macros, **{**shape.macros, **macros_of(dtype, bias, epilogue), "SCALES": 1})
-    out_strides, bias_strides, starts_and_strides = (n, 1), (0, 1), (0, depth, 1) * 2
-    numbers = None, rows, n, depth, *out_strides, *bias_strides, *starts_and_strides, *_batch(p)
+    """Plan the product of rows of x and a quantized weight on a GPU, followed by bias and activation."""
+    n, k, pitch = weight.n, weight.k, weight.k * weight.bits // 8
+    p = Problem(1, 1, rows, n, k, Operand(k, 1, 0, 0), Operand(pitch, 1, 0, 0))
+    shape = _gpu_shape(device, dtype, p, (True, True), weight)
+    macros = {**p.macros, **shape.macros, **layer_macros(dtype, bias, weight, epilogue)}
+    program = device.build(shape.file, **macros)
+    out_strides, bias_strides, starts_and_strides = (n, 1), (0, 1), (0, k, 1, 0, pitch, 1)
+    numbers = None, rows, n, k, *out_strides, *bias_strides, *starts_and_strides, *_batch(p)
     return LaunchPlan(program.matmul, _work(p, shape), shape.group, numbers)
 
 
@@ -133,20 +135,21 @@ def _rows_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool
 
 
 def _gpu_shape(
-    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], weight: np.dtype | None = None
+    device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], weight: Quantized | None = None
 ) -> LaunchShape:
     """Plan work-items that share columns, so that enough loads are in flight to saturate the memory bandwidth."""
     vector = _vector(device, dtype, p)
     rows = min(_power(p.m), MAX_ROWS_PER_ITEM if dtype.itemsize < 8 else MAX_SKINNY_ROWS)  # whose sums fit into 32 KB
     share = _split_along_k if p.y.along_k else _split_along_n
     lanes, lines, columns, ahead = share(device, p, vector, rows)
-    stored, weight = STORED[dtype][0], weight or dtype
+    stored, codes = STORED[dtype][0], dtype if weight is None else weight.codes
     shared_by = lanes * vector if p.y.along_k else lines
     macros = {
         "LANES": lanes, "LINES": lines, "COLUMNS": columns, "M": rows, "AHEAD": ahead, "VECTOR": vector,
-        "KEEPS": int(p.k > MAX_SERIAL_TERMS * shared_by), "SCALES": 0, "BIAS_T": stored,
-        "BIAS_LOAD": f"load_{dtype.name}", "Y_T": STORED[weight][0],
-        **vector_types(dtype, vector), **vector_types(weight, vector, "Y_"), **_alignment_flags(p, vector, aligned),
+        "KEEPS": int(p.k > MAX_SERIAL_TERMS * shared_by), "BITS": 0, "IN_BLOCKS": 0, "SCALE_T": stored,
+        "SCALE_LOAD": f"load_{dtype.name}", "BIAS_T": stored, "BIAS_LOAD": f"load_{dtype.name}",
+        "Y_T": STORED[codes][0],
+        **vector_types(dtype, vector), **vector_types(codes, vector, "Y_"), **_alignment_flags(p, vector, aligned),
     }  # fmt: skip
     span = lines * columns if p.y.along_k else lanes * vector
     return LaunchShape("gemv_gpu", macros, (lanes, lines, 1), span, more=(None,))

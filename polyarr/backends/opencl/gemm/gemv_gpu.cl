@@ -1,8 +1,8 @@
 // GEMV and skinny GEMM (few rows of x) on GPUs: out = activation(x @ y * scale + bias), for a batch; see
 // gemv.cl. It is bound by the bandwidth of y, so a work-item issues AHEAD vector loads of y before it uses the
-// first, and uses each for M rows.
+// first, and uses each for M rows. y may be a quantized weight, whose sums are scaled.
 //
-// Arrays   those of gemv.cl; scale (n) of ACC
+// Arrays   those of gemv.cl; for a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32)
 // Launch   local (LANES, LINES, 1), global (groups of columns * LANES, LINES, batch); a group computes LINES * COLUMNS
 //          columns if Y_ALONG_K, else LANES * VECTOR columns
 // Params   those of gemv.cl except WIDE and ROWS
@@ -16,7 +16,8 @@
 //                                 summation does not depend on the layout of y
 //          BY_WORD, Y_BY_WORD     1 if vectors of x, y are contiguous and aligned, so that one load reads a vector
 //          DTYPE, RAW, WORD       of x, as for DEFINE_VECTOR; Y_T, Y_DTYPE, Y_RAW, Y_WORD of y
-//          SCALES                 1 to multiply by scale
+//          BITS                   8 or 4 for codes of a quantized weight as in dequantize.cl, with Y_ALONG_K; else 0
+//          IN_BLOCKS, SCALE_T, SCALE_LOAD   1 for a scale per block of 32 codes, 0 for one per row; its dtype
 //          BIAS_T, BIAS_LOAD      dtype of bias
 //          KEEPS                  1 for compensated summation: a work-item adds so many terms that digits would be lost
 #if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
@@ -37,8 +38,11 @@
 #if !defined(Y_T) || !defined(Y_DTYPE) || !defined(Y_RAW) || !defined(Y_WORD)
 #error "gemv_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
 #endif
-#if !defined(SCALES) || !defined(BIAS_T) || !defined(BIAS_LOAD)
-#error "gemv_gpu.cl needs SCALES, BIAS_T and BIAS_LOAD"
+#if !defined(BIAS_T) || !defined(BIAS_LOAD)
+#error "gemv_gpu.cl needs BIAS_T and BIAS_LOAD"
+#endif
+#if !defined(BITS) || !defined(IN_BLOCKS) || !defined(SCALE_T) || !defined(SCALE_LOAD)
+#error "gemv_gpu.cl needs BITS, IN_BLOCKS, SCALE_T and SCALE_LOAD"
 #endif
 
 #define GROUP (LANES * LINES)
@@ -65,7 +69,19 @@ typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 #define LOAD_Y_IF(stored, p, is_used) \
     LOAD_IF(stored, Y_WORD, Y_RAW, Y_BY_WORD, p, Y_ALONG_K ? y_deep : y_column, is_used)
 #define X_AT(r, d) (x + MIN(r, m - 1) * x_row + (d) * (X_ALONG_K ? 1 : x_deep))
-#define SCALE(c) (SCALES ? scale[c] : 1)
+#define BLOCK 32
+#define HAS_ROW_SCALE (BITS && !IN_BLOCKS)
+#define SCALE(c) (HAS_ROW_SCALE ? SCALE_LOAD(scale, c) : 1)
+#define BLOCK_SCALE(c, d) (IN_BLOCKS ? SCALE_LOAD(scale, (c) * (k / BLOCK) + (d) / BLOCK) : 1)
+// Offset of the vector of y that begins at d, and the elements in it. A byte has code j of a block of 4-bit codes in its
+// low bits, and code j + 16 in its high bits.
+#if BITS == 4
+#define Y_OFFSET(d) ((d) / BLOCK * (BLOCK / 2) + (d) % (BLOCK / 2))
+#define Y_ELEMENT(stored, d) ((int)((stored) >> ((d) & (BLOCK / 2) ? 4 : 0) & 15) - 8)
+#else
+#define Y_OFFSET(d) (d)
+#define Y_ELEMENT(stored, d) WIDEN(Y_DTYPE)(stored)
+#endif
 #define ADDED(r, c) (BIAS ? BIAS_LOAD(bias, (r) * bias_row + (c) * bias_column) : 0)
 
 // The sums of a work-item; with KEEPS they are sums of parts, added with Kahan's compensation.
@@ -87,14 +103,14 @@ typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 #endif
 
 #define WRITE(r, c, sum, factor, added) { \
-        const ACC v = SCALES ? (sum) * (factor) + (added) : (sum) + (added); \
+        const ACC v = HAS_ROW_SCALE ? (sum) * (factor) + (added) : (sum) + (added); \
         const size_t at = b * m * n + (r) * out_row + (c) * out_column; \
         if (SAVE) STORE(saved, at, v); \
         STORE(out, at, ACTIVATE(v)); \
     }
 
 __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
-        __global const T *restrict x, __global const Y_T *restrict y, __global const ACC *restrict scale,
+        __global const T *restrict x, __global const Y_T *restrict y, __global const SCALE_T *restrict scale,
         __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved, const long m,
         const long n, const long k, const long out_row, const long out_column, const long bias_row,
         const long bias_column, const long x_start, const long x_row, const long x_deep, const long y_start,
@@ -119,17 +135,19 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
                 EACH_COLUMN_OF_LINE
-                    LOAD_Y_IF(right[a][j], y + MIN(first + j, n - 1) * y_column + near, at < k)
+                    LOAD_Y_IF(right[a][j], y + MIN(first + j, n - 1) * y_column + Y_OFFSET(near), at < k)
                 if (LOADS_X_AHEAD) EACH_ROW LOAD_X_IF(left[a][i], X_AT(r + i, near), at < k)
             }
             EACH_AHEAD {
                 const long at = d + a * (LANES * VECTOR), near = MIN(at, k - VECTOR);
                 const int here = LOADS_X_AHEAD ? a : 0;
                 if (!LOADS_X_AHEAD) EACH_ROW LOAD_X_IF(left[here][i], X_AT(r + i, near), at < k)
+                ACC factors[COLUMNS];
+                if (IN_BLOCKS) EACH_COLUMN_OF_LINE factors[j] = at < k ? BLOCK_SCALE(MIN(first + j, n - 1), near) : 0;
                 EACH_COLUMN_OF_LINE EACH_ROW {
                     ACC dot = 0;
-                    EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * WIDEN(Y_DTYPE)(right[a][j].each[k]);
-                    PART(total)[j][i] += dot;
+                    EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * Y_ELEMENT(right[a][j].each[k], near);
+                    PART(total)[j][i] += IN_BLOCKS ? dot * factors[j] : dot;
                 }
             }
             ADD_PARTS(total, COLUMNS, M)

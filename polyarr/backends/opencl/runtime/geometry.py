@@ -23,6 +23,8 @@ class CpuGeometry:
 
     kind = "cpu"
     gemv_rows = 4  # most rows of a GEMV that reads much along k
+    quantized_rows = 32  # most rows that read a quantized weight in place
+    widens_products = True  # whether products of 16-bit floats are faster in float32
     is_measured = True  # its processor is the host's, whose peak can be timed on one core
     packs, is_timed_in_part = True, True  # products pack operands; tuning times a part of large work
 
@@ -151,6 +153,8 @@ class GpuGeometry:
 
     kind = "gpu"
     gemv_rows = 16  # most rows of a GEMV that reads much along k
+    quantized_rows = 8
+    widens_products = False
     is_measured = packs = is_timed_in_part = False
 
     group, vector_bytes = 256, 16

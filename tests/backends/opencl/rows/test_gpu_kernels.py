@@ -10,6 +10,7 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.spec import DTYPES, Spec
+from polyarr.testing import references
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import bits
 from tests.backends.opencl.replay.test_fusion_kernels import a_repeated_input_that_is_read_as_dense
@@ -188,16 +189,27 @@ def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
             np.testing.assert_array_equal(ops.topk(pa.asarray(host[:, :n]), k=k)[1].numpy(), order[:, :k])
 
 
-@pytest.mark.parametrize(("rows", "n", "depth"), [(1, 131, 1028), (3, 5, 33), (2, 17001, 8), (9, 7, 40)])
+@pytest.mark.parametrize(("rows", "n", "depth"), [(1, 131, 1056), (3, 5, 32), (2, 17001, 64), (9, 7, 96)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_linear_layers_of_bytes(gpu, rows, n, depth, dtype):
-    codes = np.random.default_rng(1).integers(-127, 128, (n, depth), dtype=np.int8)
-    x, scale, bias = (pa.astype(pa.asarray(normal(*shape)), dtype) for shape in ((rows, depth), (n,), (n,)))
+@pytest.mark.parametrize(("codes", "has_blocks"), [("int8", False), ("int8", True), ("uint8", True), ("uint8", False)])
+def test_linear_layers_with_quantized_weights(gpu, rows, n, depth, dtype, codes, has_blocks):
+    x, bias = (pa.astype(pa.asarray(normal(*shape)), dtype) for shape in ((rows, depth), (n,)))
+    scale = pa.asarray(normal(*((n, depth // 32) if has_blocks else (n,)))).astype("float16")
+    limits = np.iinfo(codes)
+    drawn = np.random.default_rng(1).integers(limits.min, limits.max + 1, (n, depth // (2 if codes == "uint8" else 1)))
+    codes = drawn.astype(codes)
     exact = [pa.astype(a, "float64").numpy() for a in (x, scale, bias)]
-    wanted = np.maximum(exact[0] @ codes.T * exact[1] + exact[2], 0)
-    found = ops.int8_linear(x, pa.asarray(codes), scale, bias, activation="relu")
+    wanted = references.quantized_linear(exact[0], codes, *exact[1:], activation="relu")
+    found = ops.quantized_linear(x, pa.asarray(codes), scale, bias, activation="relu")
     error = np.abs(pa.astype(found, "float64").numpy() - wanted).max() / np.abs(wanted).max()
     assert error < {"float32": 1e-6, "bfloat16": 2**-8, "float64": 1e-14}[dtype]
+
+
+def test_quantized_rows_of_any_length(gpu):
+    x, codes = normal(3, 33), np.random.default_rng(1).integers(-128, 128, (5, 33)).astype(np.int8)
+    scale = normal(5)
+    found = ops.quantized_linear(*map(pa.asarray, (x, codes, scale))).numpy()
+    np.testing.assert_allclose(found, x @ codes.T * scale, rtol=1e-5, atol=1e-3)
 
 
 def test_reductions_of_rows_at_odd_places(gpu):
