@@ -29,7 +29,7 @@ def command(
     folder: Path,
     system: str | None,
     tokens: int,
-    int8: bool,
+    weights: str | None,
     dtype: str | None,
     backend: str | None,
     checkpoint: str,
@@ -41,7 +41,7 @@ def command(
     dropped when the conversation no longer fits into the model's context.
     """
     check_stops(options["stop"])
-    with open_writer(folder, checkpoint, backend, int8, dtype, is_chat=True) as writer:
+    with open_writer(folder, checkpoint, backend, weights, dtype, is_chat=True) as writer:
         chat = Conversation(writer, system)
         for line in _lines():
             if line == _RESET:

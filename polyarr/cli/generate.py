@@ -49,7 +49,7 @@ def command(
     is_chat: bool,
     tokens: int,
     schema: Path | None,
-    int8: bool,
+    weights: str | None,
     dtype: str | None,
     backend: str | None,
     checkpoint: str,
@@ -66,7 +66,7 @@ def command(
     if is_chat and prompt is None:
         raise click.UsageError("--chat answers a message; give it with --prompt or --prompt-file")
     check_stops(options["stop"])
-    with open_writer(folder, checkpoint, backend, int8, dtype, is_chat) as writer:
+    with open_writer(folder, checkpoint, backend, weights, dtype, is_chat) as writer:
         context = writer.model.config.context_length
         if is_chat:
             start: Any = writer.tokenizer.encode_messages([{"role": "user", "content": prompt}], context)

@@ -11,6 +11,7 @@ from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
 from polyarr.nn import merge_lora
+from polyarr.nn.quantized_linear import KINDS
 from polyarr.text.sandbox import SandboxedTokenizer
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,7 +35,10 @@ _OPTIONS = (
     ),
     click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text."),
     dtype_option,
-    click.option("--int8", is_flag=True, help="Use int8 weights: faster if memory bandwidth is the limit."),
+    click.option(
+        "--weights", type=click.Choice(KINDS),
+        help="Quantize the weights: faster if memory bandwidth is the limit.  [default: as they are]",
+    ),
     click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
     click.option(
         "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True,
@@ -58,7 +62,7 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def open_writer(
-    folder: Path, checkpoint: str, backend: str | None, int8: bool, dtype: str | None, is_chat: bool = False
+    folder: Path, checkpoint: str, backend: str | None, weights: str | None, dtype: str | None, is_chat: bool = False
 ) -> Iterator[Writer]:
     """Load a model and its tokenizer, whose programs run in worker processes until the block ends.
 
@@ -69,6 +73,6 @@ def open_writer(
     model, tokenizer = loaded(folder, checkpoint, dtype)
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
-    model = model.quantised() if int8 else merge_lora(model)  # frees what was loaded
+    model = model.quantised(weights) if weights else merge_lora(model)  # frees what was loaded
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
         yield Writer(model, programs)

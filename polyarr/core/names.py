@@ -294,7 +294,6 @@ _NN = {
     "pa.nn.Dropout": "Dropout1d Dropout2d Dropout3d",
     "pa.nn.Embedding": "Embed",
     "pa.nn.InstanceNorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
-    "pa.nn.Int8Linear": "QuantizedLinear",
     "pa.nn.Linear": "Dense",
     "pa.nn.MaxPool": "MaxPool1d MaxPool2d MaxPool3d",
     "pa.nn.MeanPool": "AvgPool1d AvgPool2d AvgPool3d",

@@ -9,7 +9,7 @@ from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS, described, shown
-from polyarr.nn import Embedding, Int8Linear, KeyValueCache, Linear, Module, quantised
+from polyarr.nn import Embedding, KeyValueCache, Linear, Module, QuantizedLinear, quantised
 from polyarr.nn.attention import unpadded, windowed
 from polyarr.ops.validation import check_array, whole
 
@@ -109,7 +109,7 @@ class LanguageModel(Module):
     config: Any
     tok_emb: Embedding
     blocks: list[Any]
-    out_head: Linear | Int8Linear | None
+    out_head: Linear | QuantizedLinear | None
     recompute = False  # True: gradient checkpointing; activations inside a block are recomputed in the backward pass
 
     def __call__(
@@ -214,17 +214,24 @@ class LanguageModel(Module):
         """Return empty key-value caches, one for each block, with a capacity of `size` positions of `batch` rows."""
         return [block.att.cache(batch, size, self.tok_emb.weight) for block in self.blocks]
 
-    def quantised(self) -> Self:
-        """Return the model with int8 weights in its linear layers (weight-only quantization), for faster generation.
+    def quantised(self, kind: str = "int8") -> Self:
+        """Return the model with quantized weights in its linear layers (weight-only quantization).
 
         Generation is bound by the bandwidth of reading the weights. A head that shares the weight of the token
         embedding gets a quantized weight of its own; embeddings stay as they are.
 
+        Args:
+            kind: "int8", "q8_0" or "q4_0", as in nn.QuantizedLinear.of.
+
+        Raises:
+            ValueError: There is no such kind.
+            ShapeError: The rows of a weight do not consist of whole blocks.
+
         Source: Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339
         """
-        model = quantised(self)
+        model = quantised(self, kind)
         if self.out_head is None:
-            model.out_head = Int8Linear(self.tok_emb.weight)
+            model.out_head = QuantizedLinear.of(self.tok_emb.weight, kind)
         return model
 
     def head(self, x: Array) -> Array:

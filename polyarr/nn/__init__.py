@@ -1,4 +1,4 @@
-"""Layers: Modules are trees of arrays; calling one is a function of its arrays and inputs. Initializers, LoRA, int8."""
+"""Layers: Modules are trees of arrays; calling one is a function of its arrays and inputs. LoRA; quantization."""
 
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,8 @@ from polyarr.nn.layers import (
 from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
 from polyarr.nn.norms import BatchNorm, GroupNorm, InstanceNorm, Statistics, observing
-from polyarr.nn.quantised import Int8Linear, quantised
+from polyarr.nn.quantised import quantised
+from polyarr.nn.quantized_linear import QuantizedLinear
 from polyarr.nn.rotary import RotaryScaling, RotaryTables, rotary, turns
 
 __all__ = [
@@ -54,7 +55,6 @@ __all__ = [
     "GroupNorm",
     "GroupedLinear",
     "InstanceNorm",
-    "Int8Linear",
     "KeyValueCache",
     "LayerNorm",
     "Linear",
@@ -65,6 +65,7 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "PositionalEncoding",
+    "QuantizedLinear",
     "RMSNorm",
     "ReLU",
     "RotaryScaling",

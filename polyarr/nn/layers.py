@@ -53,6 +53,15 @@ class Linear(Module):
         """Return the output (..., out) for an input x (..., in)."""
         return ops.linear(x, self.weight, self.bias, activation=self.activation)
 
+    def before_activation(self, x: Array) -> Array:
+        """Return the output (..., out) for an input x (..., in), without the activation."""
+        return ops.linear(x, self.weight, self.bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape (out, in) of the weight."""
+        return self.weight.shape
+
 
 class Embedding(Module):
     """Table with a trained vector for each index.

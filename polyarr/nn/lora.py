@@ -9,9 +9,10 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.spec import described, float64, shown
 from polyarr.nn.attention import MultiHeadAttention
-from polyarr.nn.init import constant, uniform
+from polyarr.nn.init import constant, shapes_only, uniform
 from polyarr.nn.layers import Dropout, Linear
 from polyarr.nn.module import Module
+from polyarr.nn.quantized_linear import QuantizedLinear
 from polyarr.ops.elementwise import like
 from polyarr.ops.nn import ACTIVATIONS
 
@@ -26,7 +27,7 @@ class LoRALinear(Module):
     weights, which would lose small steps.
 
     Args:
-        base: Linear layer, which is copied and frozen.
+        base: Linear or QuantizedLinear layer, which is copied and frozen.
         rank: Rank of the adapter.
         scale: Factor of the adapter.
         dropout: Probability with which training drops an input of the adapter.
@@ -34,7 +35,7 @@ class LoRALinear(Module):
             then (parts * rank, in) and b (all these rows, rank). Empty for one adapter for all rows.
 
     Raises:
-        TypeError: base is not a Linear layer.
+        TypeError: base is not a Linear or QuantizedLinear layer.
 
     Examples:
         >>> import polyarr as pa
@@ -47,16 +48,18 @@ class LoRALinear(Module):
     """
 
     def __init__(
-        self, base: Linear, rank: int, scale: float, dropout: float = 0.0, parts: Sequence[tuple[int, int]] = ()
-    ) -> None:
-        if not isinstance(base, Linear):
-            raise TypeError(f"LoRALinear: base is {described(base)}; it must be a Linear layer")
+        self, base: Linear | QuantizedLinear, rank: int, scale: float, dropout: float = 0.0,
+        parts: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
+        if not isinstance(base, (Linear, QuantizedLinear)):
+            raise TypeError(f"LoRALinear: base is {described(base)}; it must be a Linear or QuantizedLinear layer")
         self.base = base.copy().freeze()
-        rows, columns = base.weight.shape
+        rows, columns = base.shape
         self.parts = tuple(parts)
         rows = sum(stop - start for start, stop in self.parts) if parts else rows
-        self.a = _beside(base.weight, uniform(max(columns, 1) ** -0.5)((max(len(self.parts), 1) * rank, columns)))
-        self.b = _beside(base.weight, constant(0)((rows, rank)))
+        held = base.weight if isinstance(base, Linear) else base.scale
+        self.a = _beside(held, uniform(max(columns, 1) ** -0.5)((max(len(self.parts), 1) * rank, columns)))
+        self.b = _beside(held, constant(0)((rows, rank)))
         self.scale, self.drop = scale, Dropout(dropout)
         self.train(base.training)
 
@@ -64,7 +67,7 @@ class LoRALinear(Module):
         """Return the output (..., out) for an input x (..., in)."""
         base = self.base
         low = ops.linear(ops.linear(self.drop(x), like(self.a, x)), like(self.whole_b(), x))  # (..., out)
-        return ACTIVATIONS[base.activation](ops.linear(x, base.weight, base.bias) + low * self.scale)
+        return ACTIVATIONS[base.activation](base.before_activation(x) + low * self.scale)
 
     @property
     def weight(self) -> Array:
@@ -84,7 +87,7 @@ class LoRALinear(Module):
             sides = self._zeros(stop - start, number * rank), self._zeros(stop - start, width - (number + 1) * rank)
             blocks += [self._zeros(start - at, width), ops.concat([sides[0], rows, sides[1]], axis=1)]
             at, done = stop, done + stop - start
-        return ops.concat([*blocks, self._zeros(self.base.weight.shape[0] - at, width)], axis=0)
+        return ops.concat([*blocks, self._zeros(self.base.shape[0] - at, width)], axis=0)
 
     def _zeros(self, *shape: int) -> Array:
         return ops.fill(0, self.b, shape=shape, dtype=self.b.dtype)
@@ -95,9 +98,10 @@ class LoRALinear(Module):
         return self.base.bias
 
     def merged(self) -> Linear:
-        """Return a Linear layer that computes the same."""
-        layer = self.base.copy()
-        layer.weight = self.weight
+        """Return a Linear layer that computes the same; a quantized weight is dequantized."""
+        with shapes_only():
+            layer = Linear(0, 0, activation=self.base.activation).train(self.training)
+        layer.weight, layer.bias = self.weight, self.bias
         return layer
 
 
@@ -142,7 +146,7 @@ def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None =
     model = model.copy().freeze()
     chosen = _chosen(model, match)
 
-    def adapted(path: str, layer: Linear) -> Module:
+    def adapted(path: str, layer: Any) -> Module:
         return LoRALinear(layer, rank, alpha / rank, dropout, chosen[path]) if path in chosen else layer
 
     return replaced(model, adapted)
@@ -209,8 +213,8 @@ def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAtt
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
-    """Return a copy of a tree with change(path, layer) in place of each Linear or LoRALinear layer."""
-    if type(node) in (Linear, LoRALinear):
+    """Return a copy of a tree with change(path, layer) in place of each Linear, QuantizedLinear or LoRALinear layer."""
+    if type(node) in (Linear, QuantizedLinear, LoRALinear):
         return change(".".join(map(str, path)), node)
     found = tree.children(node)
     if found is None:

@@ -147,8 +147,8 @@ def test_a_folder_generates_as_it_lies_there(folder, capsys):
     before, said = sorted(folder.rglob("*")), []
     drawn = ("--prompt", "fox", "--tokens", 9, "--seed", 3, "--backend", "numpy")
     for place in ("run", "theirs", "theirs/model.safetensors"):
-        for int8 in ((), ("--int8",)):
-            polyarr("generate", folder / place, *drawn, *int8)
+        for weights in ((), ("--weights", "int8")):
+            polyarr("generate", folder / place, *drawn, *weights)
             said.append(capsys.readouterr().out)
     assert said[:2] == said[2:4] == said[4:] and said[0].startswith("fox") and len(said[0]) > 4
     assert sorted(folder.rglob("*")) == before

@@ -120,7 +120,7 @@ def test_generating_is_seeded_and_begins_with_the_prompt(trained):
     text = run(*command, cwd=folder)[1]
     code, out, err = run(*command, "--stop", text[9:12], "--stop", "zz", cwd=folder)
     assert code == 0 and out == text[: text.index(text[9:12], 1)] + "\n", err
-    code, out, err = run("generate", "run", "--backend", "numpy", "--tokens", 5, "--int8", cwd=folder)
+    code, out, err = run("generate", "run", "--backend", "numpy", "--tokens", 5, "--weights", "int8", cwd=folder)
     assert code == 0 and len(out) == 7, err
 
 

@@ -91,7 +91,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder_that_stays(folder, 
     assert np.abs(logits - load_pretrained("llama")(tokens).numpy()).max() > 1e-2
 
     monkeypatch.delattr(nn.LoRALinear, "__call__")  # a run opened for reading has merged matrices
-    for options in ((), ("--int8",)):
+    for options in ((), ("--weights", "int8")):
         polyarr("generate", "run", "--prompt", "fox", "--tokens", 3, "--temperature", 0, *options)
         assert capsys.readouterr().out.startswith("fox")
     model, tokenizer = load_model("run")

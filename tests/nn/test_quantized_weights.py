@@ -1,4 +1,4 @@
-"""int8 weights: quantization error, and text generated with them."""
+"""Quantized weights: rounding, text generated with them, and adapters beside them."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 import polyarr as pa
 from polyarr import nn, ops
 from polyarr.models import GPTModel, LlamaModel, generate
+from polyarr.nn.lora import replaced
 
 SIZES = {"vocab_size": 40, "context_length": 16, "emb_dim": 32, "n_heads": 4, "n_layers": 2}
 MODELS = {
@@ -25,7 +26,7 @@ def test_a_weight_is_half_a_step_away_at_most(backend, dtype):
     weight = pa.asarray(
         np.random.default_rng(0).normal(size=(5, 33)).astype(np.float32) * [[1], [1e-6], [1e4], [0], [3]]
     )
-    layer = nn.Int8Linear(weight.astype("float32").astype(dtype))
+    layer = nn.QuantizedLinear.of(weight.astype("float32").astype(dtype))
     given, codes, scale = weight.astype(dtype).astype("float32").numpy(), layer.codes.numpy(), layer.scale.numpy()
     assert layer.codes.dtype == pa.int8 and np.abs(codes).max(axis=1).tolist() == [127, 127, 127, 0, 127]
     assert (np.abs(layer.weight.numpy() - given) <= 0.5001 * scale[:, None]).all()
@@ -34,7 +35,7 @@ def test_a_weight_is_half_a_step_away_at_most(backend, dtype):
 def test_a_row_with_a_nan_does_not_become_numbers(backend):
     """Neither does a row so small that its scale is 0."""
     rows = [[np.nan, 5, 0.25], [np.inf, 1, 2], [1e-44, 0, 1e-44], [1, 2, 3]]
-    found = nn.Int8Linear(pa.asarray(np.array(rows, np.float32)))(pa.ones((1, 3))).numpy()[0]
+    found = nn.QuantizedLinear.of(pa.asarray(np.array(rows, np.float32)))(pa.ones((1, 3))).numpy()[0]
     assert np.isnan(found[:2]).all() and found[2] == 0 and abs(found[3] - 6) < 0.05
 
 
@@ -50,6 +51,81 @@ def test_a_layer_computes_with_its_dequantized_weight(backend, activation):
         x = pa.random.normal((rows, 33))
         wanted = ops.linear(x, layer.weight, plain.bias, activation=activation).numpy()
         np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_blocks_have_the_bits_of_gguf(backend, kind):
+    quants = pytest.importorskip("gguf").quants
+    weight = np.random.default_rng(0).normal(size=(7, 96)).astype(np.float32)
+    weight[0, :32], weight[1, 3], weight[2] = 0, -50, np.round(weight[2] * 2) / 2
+    layer = nn.QuantizedLinear.of(pa.asarray(weight), kind)
+    kind = getattr(quants.GGMLQuantizationType, kind.upper())
+    stored = quants.quantize(weight, kind).reshape(7, 3, -1)
+    np.testing.assert_array_equal(layer.scale.numpy().view(np.uint8).reshape(7, 3, 2), stored[:, :, :2])
+    np.testing.assert_array_equal(layer.codes.numpy().view(np.uint8).reshape(7, 3, -1), stored[:, :, 2:])
+    np.testing.assert_array_equal(layer.weight.numpy(), quants.dequantize(stored.reshape(7, -1), kind))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("q8_0", 127), ("q4_0", 7)])
+def test_blocks_are_half_a_step_away_at_most(backend, kind, steps):
+    weight = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    layer = nn.QuantizedLinear.of(pa.asarray(weight), kind)
+    largest = np.abs(weight).reshape(5, 2, 32).max(axis=2).repeat(32, axis=1)
+    assert (np.abs(layer.weight.numpy() - weight) <= 0.6 * largest / steps + 1e-3).all()
+    x = pa.random.normal((3, 64))
+    np.testing.assert_allclose(layer(x).numpy(), x.numpy() @ layer.weight.numpy().T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
+def test_codes_and_scales_are_neither_trained_nor_cast(on_numpy, kind):
+    layer = nn.quantised(nn.Linear(64, 4), kind)
+    cast = layer.astype("bfloat16").unfreeze()
+    assert not cast.named_parameters(only_trainable=True)
+    for mine, theirs in zip(pa.tree.leaves(cast), pa.tree.leaves(layer), strict=True):
+        assert mine.dtype == theirs.dtype
+
+
+def dequantized(node):
+    """Return a copy of a model with a Linear layer in place of each quantized one."""
+    def change(_, layer):
+        plain = nn.Linear(*layer.shape[::-1], activation=layer.activation)
+        plain.weight, plain.bias = layer.weight, layer.bias
+        return plain
+
+    return replaced(node, change)
+
+
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
+def test_adapters_learn_beside_quantized_weights(backend, kind):
+    """Their gradients are those beside the dequantized weights, and the codes stay."""
+    small = model_of("gpt").quantised(kind)
+    tokens, targets = pa.asarray([[3, 1, 4, 1, 5]]), pa.asarray([[1, 4, 1, 5, 9]])
+
+    def loss_of(model):
+        return model.loss(tokens, targets)
+
+    gradients = []
+    for base in (small, dequantized(small)):
+        pa.random.seed(5)
+        model = nn.lora(base, rank=2, match="*")
+        for name, a in model.named_parameters(only_trainable=True).items():
+            model = model.with_arrays({name: a + 0.02})
+        gradients.append(pa.grad(loss_of)(model).named_parameters(only_trainable=True))
+    assert len(gradients[0]) == 2 * (4 * 2 + 1)  # a and b of four layers in each of two blocks, and of the head
+    for name, g in gradients[0].items():
+        np.testing.assert_allclose(g.numpy(), gradients[1][name].numpy(), rtol=1e-3, atol=1e-5)
+
+    optimizer, model = pa.optim.AdamW(lr=0.02), nn.lora(small, rank=4, match="*")
+    state, losses, codes = optimizer.init(model), [], small.blocks[0].att.qkv.codes.numpy()
+    for _ in range(12):
+        loss, g = pa.value_and_grad(loss_of)(model)
+        model, state = optimizer.update(g, state, model)
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
+    np.testing.assert_array_equal(model.blocks[0].att.qkv.base.codes.numpy(), codes)
+    merged = nn.merge_lora(model)
+    assert type(merged.blocks[0].att.qkv) is nn.Linear
+    np.testing.assert_allclose(merged(tokens).numpy(), model(tokens).numpy(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -73,7 +149,7 @@ def test_adapters_are_merged_before(on_numpy):
     wanted = nn.merge_lora(found).quantised()
     for ours, theirs in zip(pa.tree.leaves(found.quantised()), pa.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-    assert type(found.quantised().blocks[0].att.qkv) is nn.Int8Linear
+    assert type(found.quantised().blocks[0].att.qkv) is nn.QuantizedLinear
 
 
 @pytest.mark.parametrize(
