@@ -20,19 +20,22 @@ from polyarr.training.pretrained import import_model
     "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Merge low-rank adapters that PEFT saved."
 )
 @dtype_option
+@click.option(
+    "--keep-quantized", is_flag=True, help="Do not dequantize the Q8_0 and Q4_0 weights of a GGUF file's linear layers."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
     path: Path, out: Path, context: int | None, tokenizer: Path | None, adapters: Path | None, dtype: str | None,
-    overwrite: bool,
+    keep_quantized: bool, overwrite: bool,
 ) -> None:
     """Import a language model from a Hugging Face folder, a safetensors file or a GGUF file.
 
     It may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma or OLMo, or the tutorial's GPT. A
-    safetensors file needs its config.json beside it; the weights of a GGUF file are dequantized. Nothing is ever
-    unpickled.
+    safetensors file needs its config.json beside it; the weights of a GGUF file are dequantized, or
+    stay quantized with --keep-quantized. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
-    how = {"context_length": context, "tokenizer": given, "adapters": adapters}
+    how = {"context_length": context, "tokenizer": given, "adapters": adapters, "keep_quantized": keep_quantized}
     model, found, *_ = import_model(path, out, **how, dtype=dtype, overwrite=overwrite)
     config = model.config
     click.echo(

@@ -216,7 +216,7 @@ def _theirs(
     model: LanguageModel, names: list[str], layer: LoRALinear
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield (name, A (R, in), B (rows, R)) for each of the layers that Hugging Face has for one of polyarr's."""
-    bounds = _bounds(model, layer.base.weight.shape[0], len(names))
+    bounds = _bounds(model, layer.base.shape[0], len(names))
     a, b, rank = layer.a.numpy(), layer.b.numpy(), layer.b.shape[1]
     if layer.parts and len(names) > 1:
         done = 0
@@ -234,7 +234,7 @@ def _joined(
     model: LanguageModel, layer: Linear, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
-    (rows, columns), (index, shares) = layer.weight.shape, share
+    (rows, columns), (index, shares) = layer.shape, share
     found = {}
     for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
         if name + _A in tensors or name + _B in tensors:

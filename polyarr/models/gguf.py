@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.core.spec import Spec, float16, float32
+from polyarr.core.dlpack import view_of
+from polyarr.core.spec import Spec, float16, float32, int8
 from polyarr.extras import extra
 from polyarr.models.decoder import Config, LanguageModel
-from polyarr.models.formats import written_format
+from polyarr.models.formats import Format, written_format
 from polyarr.models.formats.gguf import GGUFModel, metadata_of, model_of, name_of, read_model, tensors_of
 from polyarr.models.gpt import GPTConfig
-from polyarr.models.pretrained import sources
-from polyarr.nn import merge_lora
+from polyarr.models.pretrained import rows_of_parts, sources
+from polyarr.nn import QuantizedLinear, merge_lora
+from polyarr.nn.quantised import quantized_layers
 from polyarr.saving.atomic import written_whole
 from polyarr.saving.gguf_file import GGUFEntry
 from polyarr.saving.tensor_file import Source, finite
@@ -30,11 +32,16 @@ _TYPE_OF = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class Planned(NamedTuple):
-    """A GGUF file that is going to be written: its metadata, header entries, and where its tensors come from."""
+    """A GGUF file that is going to be written: its metadata, header entries, and where its tensors come from.
+
+    Attributes:
+        blocks: Quantized layers, and their rows, of tensors that are written as they are.
+    """
 
     metadata: dict[str, Any]
     entries: dict[str, GGUFEntry]
     sources: dict[str, Source]
+    blocks: dict[str, tuple[QuantizedLinear, slice]]
 
     def array(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a tensor in a dtype."""
@@ -56,7 +63,8 @@ def save_gguf(
     Args:
         path: The file, which must not exist.
         model: A GPTModel or a LlamaModel.
-        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: the token embedding's.
+        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: the token embedding's. Quantized
+            layers of Q8_0 or Q4_0 are written with their own bytes if the type is None or theirs.
         tokenizer: Tokenizer of the model. None, or one without subwords: the file has none.
 
     Raises:
@@ -64,8 +72,8 @@ def save_gguf(
         OSError: The file exists, or cannot be written.
         RuntimeError: The library gguf is missing.
     """
-    path, type = Path(path), type or _TYPE_OF[model.tok_emb.weight.dtype.name]
-    if type not in TYPES:
+    path = Path(path)
+    if type is not None and type not in TYPES:
         raise ValueError(f"save_gguf: type is {type!r}; it must be one of {', '.join(TYPES)}")
     if path.exists():
         raise FileExistsError(f"{path}: it exists; give another name")
@@ -85,19 +93,49 @@ def save_gguf(
         _write(library, Path(file.name), planned._replace(metadata=planned.metadata | words), found)
 
 
-def _planned(library: Any, model: LanguageModel, settings: dict[str, Any], type: str) -> tuple[Planned, GGUFModel]:
+def _planned(
+    library: Any, model: LanguageModel, settings: dict[str, Any], type: str | None
+) -> tuple[Planned, GGUFModel]:
     """Return what is written for a model of transformers; reading it must give the same model."""
     name = name_of(settings["model_type"])
     found = model_of(name, model.config)
+    blocks = {key: held for key, held in _blocks(model, found.format).items() if type in (None, _type_of(held[0]))}
+    type = type or _TYPE_OF[model.tok_emb.weight.dtype.name]
     given = {key: Source(Spec(a.shape, a.dtype), partial(np.asarray, a)) for key, a in tensors_of(settings).items()}
     given |= sources(model, found.format, float32)
-    kinds = {key: _kind(library, source.spec.shape, type) for key, source in given.items()}
+    types = {key: _type_of(layer) for key, (layer, _) in blocks.items()}
+    kinds = {key: _kind(library, source.spec.shape, types.get(key, type)) for key, source in given.items()}
     entries = {key: GGUFEntry(kinds[key], source.spec.shape, 0) for key, source in given.items()}
-    metadata = {**metadata_of(name, settings), "general.file_type": TYPES[type], "general.quantization_version": 2}
-    planned = Planned(metadata, entries, given)
+    number = TYPES[next(iter(types.values()), type)]
+    metadata = {**metadata_of(name, settings), "general.file_type": number, "general.quantization_version": 2}
+    planned = Planned(metadata, entries, given, blocks)
     if (due := _without_dropout(model.config)) != read_model(planned).config:
         raise ValueError(f"models of llama.cpp's {name!r} do not have all settings of this one, {due}")
     return planned, found
+
+
+def _blocks(model: LanguageModel, form: Format) -> dict[str, tuple[QuantizedLinear, slice]]:
+    """Return the quantized layers that have scales of blocks, and their rows, by the names of GGUF's tensors."""
+    found = {}
+    for path, layer in quantized_layers(model).items():
+        names, _ = form.parts(f"{path}.weight")
+        ends = np.cumsum(rows_of_parts(model, layer.shape[0], len(names))).tolist()
+        if layer.scale.ndim == 2:
+            rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+            found |= {name: (layer, part) for name, part in zip(names, rows, strict=True)}
+    return found
+
+
+def _type_of(layer: QuantizedLinear) -> str:
+    return "Q8_0" if layer.codes.dtype == int8 else "Q4_0"
+
+
+def _bytes_of(layer: QuantizedLinear, rows: slice, name: str, model: GGUFModel) -> np.ndarray:
+    """Return the bytes (n, bytes of a row) of rows of a quantized layer, in the order of llama.cpp's tensor."""
+    parts = [model.written(name, view_of(a)[rows]) for a in (layer.scale, layer.codes)]
+    shape = parts[0].shape  # a block is its scale and then its codes
+    blocks = [np.ascontiguousarray(part).view(np.uint8).reshape(*shape, -1) for part in parts]
+    return np.concatenate(blocks, axis=2).reshape(shape[0], -1)
 
 
 def _without_dropout(config: Config) -> Config:
@@ -125,6 +163,9 @@ def _write(library: Any, path: Path, planned: Planned, model: GGUFModel) -> None
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for name, (kind, _, _) in planned.entries.items():
+            if name in planned.blocks:
+                writer.write_tensor_data(_bytes_of(*planned.blocks[name], name, model))
+                continue
             a = np.ascontiguousarray(model.written(name, planned.array(name, float32)))
             writer.write_tensor_data(library.quants.quantize(finite(name, a, _CHECKED.get(kind.name, float32)), kind))
     finally:

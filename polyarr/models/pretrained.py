@@ -5,7 +5,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,21 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.dlpack import view_of
-from polyarr.core.spec import Spec, as_dtype, float32, float64
+from polyarr.core.spec import Spec, as_dtype, float16, float32, float64, int8, uint8
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import Format, format_of, written_format
 from polyarr.models.formats.gguf import read_gguf
-from polyarr.nn import merge_lora, shapes_only
+from polyarr.nn import QuantizedLinear, merge_lora, shapes_only
+from polyarr.nn.quantised import quantized_layers, with_codes
+from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.atomic import write_whole
 from polyarr.saving.gguf_file import is_gguf
-from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, write_arrays
+from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, source_of, write_arrays
 
+KEPT = ("Q8_0", "Q4_0")  # types of GGUF that QuantizedLinear has
+_ARRAYS_OF_CODES = ("codes", "scale")  # arrays of a QuantizedLinear in place of the weight
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
 _MAX_LISTED = 3  # names listed in an error
 _MAX_REASON = 300  # characters of an error's reason
@@ -57,14 +61,16 @@ class PretrainedError(ValueError):
 # ---- reading -----------------------------------------------------------------------------------------------------
 
 
-def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> LanguageModel:
+def load_pretrained(
+    path: str | os.PathLike[str], *, dtype: Any = None, keep_quantized: bool = False
+) -> LanguageModel:
     """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
     The model may be a GPT-2, Llama, Mistral, Mixtral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with
     their settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book,
     whose config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the
     host needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file
-    are dequantized.
+    are dequantized, unless `keep_quantized` is True.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -73,6 +79,8 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
         path: The folder, or the file.
         dtype: Dtype of the model's parameters; None: the file's, or float32 if the file has float64 or several
             dtypes. A GGUF file's is float32 if its matrices are, or else bfloat16.
+        keep_quantized: Whether linear layers whose weights are all Q8_0, or all Q4_0, in a GGUF file become
+            nn.QuantizedLinear, with the bytes of the file. Embeddings and other types are dequantized.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.
@@ -89,7 +97,7 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
     if is_gguf(path):
         with errors_with_path("load_pretrained", path):
             (form, config, _), tensors = read_gguf(path)
-            return _loaded(form, config, tensors, dtype)
+            return _loaded(form, config, tensors, dtype, KEPT if keep_quantized else ())
     folder = path if path.is_dir() else path.parent
     if not os.path.lexists(folder / CONFIG):
         raise FileNotFoundError(f"{path}: no {CONFIG} is here{hint_of_others(folder)}")
@@ -104,12 +112,16 @@ def load_pretrained(path: str | os.PathLike[str], *, dtype: Any = None) -> Langu
         return _loaded(form.with_experts(config), config, tensors, dtype)
 
 
-def _loaded(form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None) -> LanguageModel:
-    """Return the model of a configuration with these weights."""
+def _loaded(
+    form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None, kept: Collection[str] = ()
+) -> LanguageModel:
+    """Return the model of a configuration with these weights; those of the types `kept` stay quantized."""
     with shapes_only():
         model = new_model(config)
         _check(model, form, tensors)
         model = model.astype(dtype or _stored_dtype(model, form, tensors))
+        if kept:
+            model = with_codes(model, _specs_of_codes(model, form, tensors, kept))
     return model.load_parameters(largest_first(model, partial(_read, form, tensors))).eval()
 
 
@@ -200,12 +212,12 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     return wanted
 
 
-def _row_shape(leaf: Array) -> tuple[int, ...]:
+def _row_shape(leaf: Array | Spec) -> tuple[int, ...]:
     """Return the shape of a row of an array; the weights of experts (E, n, k) are E * n rows."""
     return leaf.shape[2:] if len(leaf.shape) == 3 else leaf.shape[1:]
 
 
-def _rows_of(model: LanguageModel, leaf: Array, parts: int) -> list[int]:
+def _rows_of(model: LanguageModel, leaf: Array | Spec, parts: int) -> list[int]:
     """Return the number of rows of each part of a parameter: one part; queries, keys and values; or experts."""
     return [leaf.shape[1]] * leaf.shape[0] if len(leaf.shape) == 3 else rows_of_parts(model, leaf.shape[0], parts)
 
@@ -234,11 +246,30 @@ def largest_first(model: LanguageModel, read: Callable[[str, np.dtype], np.ndarr
 
 def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarray:
     """Return the array that polyarr calls `own`, joined from the other program's arrays or a part of one."""
+    path, _, last = own.rpartition(".")
+    if last in _ARRAYS_OF_CODES:
+        names, _ = form.parts(f"{path}.weight")
+        return np.concatenate([tensors[name].blocks()[_ARRAYS_OF_CODES.index(last)] for name in names])
     names, transposed = form.parts(own)
     parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     index, shares = form.share(own)
     return np.split(joined.T if transposed else joined, shares)[index]
+
+
+def _specs_of_codes(
+    model: LanguageModel, form: Format, tensors: Tensors, kept: Collection[str]
+) -> dict[str, tuple[Spec, Spec]]:
+    """Return the Specs of codes and scales of the matrices that stay quantized, by the paths of polyarr's layers."""
+    found = {}
+    for own, leaf in model.named_parameters().items():
+        path, _, last = own.rpartition(".")
+        kinds = {tensors[name].kind for name in form.parts(own)[0]}
+        if last == "weight" and len(leaf.shape) == 2 and len(kinds) == 1 and kinds <= {*kept}:
+            rows, columns = leaf.shape
+            codes = Spec((rows, columns), int8) if kinds == {"Q8_0"} else Spec((rows, columns // 2), uint8)
+            found[path] = codes, Spec((rows, columns // QUANTIZED_BLOCK), float16)
+    return found
 
 
 def listed(names: list[str]) -> str:
@@ -326,23 +357,40 @@ def _bytes(source: Source) -> int:
 
 def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, Source]:
     """Return the other program's arrays by name, each of which is read from the model when it is written."""
-    pieces: dict[str, list[tuple[Array, slice]]] = {}  # gate comes before up, as in files that have both in one array
+    pieces: dict[str, list[tuple[Source, slice]]] = {}  # gate comes before up, as in files that have both in one array
     transposed: dict[str, bool] = {}
-    for own, leaf in model.named_parameters().items():
+    for own, leaf in _weights_of(model).items():
         names, is_transposed = form.parts(own)
-        ends = np.cumsum(_rows_of(model, leaf, len(names))).tolist()
+        ends = np.cumsum(_rows_of(model, leaf.spec, len(names))).tolist()
         for name, start, end in zip(names, [0, *ends], ends, strict=False):
             pieces.setdefault(name, []).append((leaf, slice(start, end)))
             transposed[name] = is_transposed
     return {name: _source(parts, transposed[name], dtype) for name, parts in pieces.items()}
 
 
-def _source(pieces: list[tuple[Array, slice]], transposed: bool, dtype: np.dtype) -> Source:
-    shape = (sum(rows.stop - rows.start for _, rows in pieces), *_row_shape(pieces[0][0]))
+def _weights_of(model: LanguageModel) -> dict[str, Source]:
+    """Return the Sources of a model's arrays by name, with the weight of a quantized layer in place of its codes."""
+    layers, found = quantized_layers(model), dict[str, Source]()
+    for name, a in model.named_parameters().items():
+        path, _, last = name.rpartition(".")
+        if path not in layers or last not in _ARRAYS_OF_CODES:
+            found[name] = source_of(a)
+        elif last == "codes":
+            spec = Spec(layers[path].shape, as_dtype(layers[path].dtype))
+            found[f"{path}.weight"] = Source(spec, partial(_dequantized, layers[path]))
+    return found
+
+
+def _dequantized(layer: QuantizedLinear) -> np.ndarray:
+    return view_of(layer.weight)
+
+
+def _source(pieces: list[tuple[Source, slice]], transposed: bool, dtype: np.dtype) -> Source:
+    shape = (sum(rows.stop - rows.start for _, rows in pieces), *_row_shape(pieces[0][0].spec))
     return Source(Spec(shape[::-1] if transposed else shape, dtype), partial(_joined, pieces, transposed))
 
 
-def _joined(pieces: list[tuple[Array, slice]], transposed: bool) -> np.ndarray:
-    parts = [view_of(leaf).reshape(-1, *_row_shape(leaf))[rows] for leaf, rows in pieces]
+def _joined(pieces: list[tuple[Source, slice]], transposed: bool) -> np.ndarray:
+    parts = [leaf.read().reshape(-1, *_row_shape(leaf.spec))[rows] for leaf, rows in pieces]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.T if transposed else joined

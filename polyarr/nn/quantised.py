@@ -1,7 +1,12 @@
 """Weight-only quantization of models, for text generation, which is bound by reading the weights."""
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from polyarr import ops
+from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.spec import Spec, float32
+from polyarr.nn.layers import Linear
 from polyarr.nn.lora import check_module, merge_lora, replaced
 from polyarr.nn.module import Module
 from polyarr.nn.quantized_linear import QuantizedLinear, check_kind_of_weights
@@ -39,3 +44,46 @@ def quantised(model: M, kind: str = "int8") -> M:
         return QuantizedLinear.of(layer.weight, kind, layer.bias, layer.activation)
 
     return replaced(merge_lora(model), change)
+
+
+def quantized_layers(model: Module) -> dict[str, QuantizedLinear]:
+    """Return the quantized layers of a model by their paths, those with adapters without the ".base" of theirs."""
+    layers: dict[str, Any] = {}
+    replaced(model, layers.setdefault)
+    bases = {path: getattr(layer, "base", layer) for path, layer in layers.items()}
+    return {path: layer for path, layer in bases.items() if type(layer) is QuantizedLinear}
+
+
+def with_codes(model: M, codes: Mapping[str, tuple[Any, Any]]) -> M:
+    """Return a model with quantized layers of these codes and scales in place of Linear layers, without their weights.
+
+    Args:
+        model: Module, which does not change; its arrays may be Specs.
+        codes: Codes and scales, arrays or Specs, by the paths of Linear layers. Other paths are ignored.
+
+    Raises:
+        ValueError: Codes and scales are of another shape than the layer's weight, or of a wrong dtype.
+    """
+
+    def change(path: str, layer: Any) -> Any:
+        if path not in codes or type(layer) is not Linear:
+            return layer
+        found = QuantizedLinear(*codes[path], layer.bias, layer.activation).train(layer.training)
+        found.dtype = layer.weight.dtype.name
+        _check_shape(path, found, layer)
+        return found
+
+    return replaced(model, change)
+
+
+def _check_shape(path: str, found: QuantizedLinear, layer: Linear) -> None:
+    """Raise ValueError unless the codes and scales are those of a weight of the shape of a layer."""
+    codes, scale = (Spec(a.shape, a.dtype) for a in (found.codes, found.scale))
+    rows, columns = layer.shape
+    try:
+        fits = ops.quantized_linear(Spec((1, columns), float32), codes, scale).shape == (1, rows)
+    except (ShapeError, DtypeError):
+        fits = False
+    if not fits:
+        due = f"they must be of a weight [{rows}, {columns}]"
+        raise ValueError(f"{path}: its codes are {codes}, its scales {scale}; {due}")

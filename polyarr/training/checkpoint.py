@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import hint_of_others
 from polyarr.models.pretrained import largest_first
 from polyarr.nn import shapes_only
+from polyarr.nn.quantised import with_codes
 from polyarr.optim import AdamW, LossScale
 from polyarr.saving.atomic import sync_folder
 from polyarr.saving.tensor_file import Source, TensorFile, finite, source_of, write_arrays
@@ -34,7 +35,9 @@ SCHEMA = Path(__file__).with_name("checkpoint.schema.json")
 # Columns of the tables of float64 that grow with the run; arrays of any length are checked at once, unlike JSON.
 TABLES = {"history": ("step", "train", "val", "seconds"), "curve": ("step", "loss")}
 _MODEL, _STATE = "model.", "optimizer."
+_CODES, _SCALE = ".codes", ".scale"  # suffixes of the arrays of a quantized layer
 _WEIGHTS = ("F32", "F16", "BF16")  # dtypes that a model may have
+_OF_CODES = {_CODES: ("I8", "U8"), _SCALE: ("F16", "F32")}  # likewise of quantized layers
 _MAX_LOSS = 3.5e38  # just above the largest float32, which a loss is
 MAX_ROWS = 1_000_000  # rows of a table, which take seconds and hundreds of MB to read
 
@@ -247,12 +250,26 @@ def _read(path: Path) -> Content:
 
 def _check_dtypes(file: TensorFile) -> None:
     """Raise ValueError unless the weights have one floating-point dtype, the optimizer float32, and tables float64."""
-    own = next((entry.code for name, entry in file.entries.items() if name.startswith(_MODEL)), "F32")
-    weights = own if own in _WEIGHTS else " or ".join(_WEIGHTS)
+    own = next((file.entries[name].code for name in _weights(file.entries)), "F32")
+    weights = (own,) if own in _WEIGHTS else _WEIGHTS
+    quantized = _quantized(file.entries)
     for name, entry in file.entries.items():
-        wanted = "F64" if name in TABLES else weights if name.startswith(_MODEL) else "F32"
-        if entry.code != wanted:
-            raise ValueError(f"{name} is of dtype {entry.code}; it must be {wanted}")
+        path, suffix = name[: -len(_CODES)], name[-len(_CODES) :]
+        of_model = _OF_CODES[suffix] if path in quantized and suffix in _OF_CODES else weights
+        wanted = ("F64",) if name in TABLES else of_model if name.startswith(_MODEL) else ("F32",)
+        if entry.code not in wanted:
+            raise ValueError(f"{name} is of dtype {entry.code}; it must be {' or '.join(wanted)}")
+
+
+def _quantized(names: Iterable[str]) -> set[str]:
+    """Return the paths of the quantized layers among the names of arrays."""
+    return {name.removesuffix(_CODES) for name in names if name.startswith(_MODEL) and name.endswith(_CODES)}
+
+
+def _weights(names: Iterable[str]) -> list[str]:
+    """Return the names of the model's arrays, without codes and their scales."""
+    coded = {path + suffix for path in _quantized(names) for suffix in _OF_CODES}
+    return [name for name in names if name.startswith(_MODEL) and name not in coded]
 
 
 def read_info(path: Path) -> dict[str, Any]:
@@ -303,9 +320,10 @@ def _check_steps(info: dict[str, Any]) -> None:
 def _restored(info: dict[str, Any], arrays: dict[str, Source], dtype: Any) -> Checkpoint:
     tokenizer = tokenizer_from_dict(info.pop("tokenizer"))
     recipe = Recipe.from_dict(info["recipe"])
-    dtype = dtype or next((a.spec.dtype for name, a in arrays.items() if name.startswith(_MODEL)), float32)
+    dtype = dtype or next((arrays[name].spec.dtype for name in _weights(arrays)), float32)
     with shapes_only():
-        model = recipe.adapted(new_model(recipe.config(tokenizer.vocab_size)).astype(dtype))
+        plain = new_model(recipe.config(tokenizer.vocab_size)).astype(dtype)
+        model = recipe.adapted(with_codes(plain, _specs_of_codes(arrays)))
     parameters, trained = model.named_parameters(), model.named_parameters(only_trainable=True)
     names = _state_specs(recipe, trained) if info["step"] or any(n.startswith(_STATE) for n in arrays) else {}
     _check_arrays(parameters, names, arrays)
@@ -322,6 +340,13 @@ def _restored(info: dict[str, Any], arrays: dict[str, Source], dtype: Any) -> Ch
     info["history"] = [dict(zip(TABLES["history"], row, strict=True)) for row in history]
     info["curve"] = curve
     return Checkpoint(model, tokenizer, {"step": info["step"], **state}, info)
+
+
+def _specs_of_codes(arrays: Mapping[str, Source]) -> dict[str, tuple[Spec, Spec]]:
+    """Return the Specs of codes and scales by the paths of quantized layers, adapted or not."""
+    found = {path: (path + _CODES, path + _SCALE) for path in _quantized(arrays)}
+    specs = {path: tuple(arrays[name].spec for name in names) for path, names in found.items() if names[1] in arrays}
+    return {path.removeprefix(_MODEL).removesuffix(".base"): (codes, scale) for path, (codes, scale) in specs.items()}
 
 
 def _state_specs(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -57,6 +57,7 @@ def import_model(
     tokenizer: Tokenizer | None = None,
     adapters: str | os.PathLike | None = None,
     dtype: Any = None,
+    keep_quantized: bool = False,
     overwrite: bool = False,
 ) -> Checkpoint:
     """Save a pretrained model into a folder as a run without steps; computed on the host.
@@ -68,6 +69,7 @@ def import_model(
         tokenizer: The tokenizer; None: the one beside the model, or, without one, texts are the numbers of tokens.
         adapters: Folder of adapters that `load_adapters` reads, to be merged into the weights; None: none.
         dtype: Dtype of the parameters; None: the file's, as in `load_pretrained`.
+        keep_quantized: Whether matrices of Q8_0 and Q4_0 in a GGUF file stay quantized, as in `load_pretrained`.
         overwrite: Whether to replace a run in the folder.
 
     Returns:
@@ -83,7 +85,7 @@ def import_model(
     if not overwrite and any((folder / name).exists() for name in RUN_FILES):
         raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
     with use_backend("numpy"):  # arrays are only copied, so they need no device
-        model = load_pretrained(path, dtype=dtype)
+        model = load_pretrained(path, dtype=dtype, keep_quantized=keep_quantized)
         if adapters is not None:
             model = merge_lora(load_adapters(adapters, model))
         if context_length is not None:

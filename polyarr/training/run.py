@@ -16,6 +16,7 @@ from polyarr.distributed import World
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
+from polyarr.nn.quantised import quantized_layers, with_codes
 from polyarr.text import Corpus, Tokenizer, same_tokens
 from polyarr.text.chat import Part
 from polyarr.text.records import shown_record
@@ -181,6 +182,8 @@ def _initial_state(
 ) -> tuple[LanguageModel, dict[str, Any]]:
     """Return the initial model and optimizer state of a run."""
     random.seed(seed)
+    if model is not None and recipe.lora is None and quantized_layers(model):
+        raise ValueError("new_run: the model has quantized weights; train adapters beside them (--lora RANK)")
     model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config, world))
     model = world.broadcast(model)
     world.split_random()
@@ -196,8 +199,9 @@ def _reconfigured(model: LanguageModel, config: Config, world: World) -> Languag
         raise ValueError(f"new_run: a model was given, {wrong}; only {' and '.join(_MAY_DIFFER)} may differ")
     if model.config.context_length != config.context_length:
         model = with_shorter_context(model, config.context_length, world)
+    codes = {path: (layer.codes, layer.scale) for path, layer in quantized_layers(model).items()}
     with shapes_only():
-        new = new_model(config)
+        new = with_codes(new_model(config), codes)
     return new.load_parameters(model.named_parameters())
 
 

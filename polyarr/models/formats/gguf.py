@@ -129,6 +129,16 @@ class GGUFTensor(NamedTuple):
         stored = self.file.array(self.name, float32 if self.model.offset(self.name) else dtype)
         return finite(self.name, self.model.read(self.name, stored), dtype)
 
+    @property
+    def kind(self) -> str:
+        """Name of the type in the file."""
+        return self.file.entries[self.name].kind.name
+
+    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the codes and scales of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
+        codes, scale = self.file.blocks(self.name)
+        return self.model.read(self.name, codes), self.model.read(self.name, scale)
+
 
 class Header(Protocol):
     """Metadata and entries of a model in a GGUF file: those of a GGUFFile, or of a file to be written."""
