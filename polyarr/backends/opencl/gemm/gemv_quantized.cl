@@ -31,6 +31,12 @@ typedef Lanes UnalignedLanes __attribute__((aligned(4)));
 typedef char16 UnalignedHalf __attribute__((aligned(1)));
 typedef union { char16 half_of[2]; Piece piece[PIECES]; char each[BLOCK]; } Codes;
 
+// Rows are short, so that the processor's own prefetching begins late: the next rows are requested while these are read.
+#if HAS_BUILTINS
+#define PREFETCH(p) __builtin_prefetch((const void *)(size_t)(p))
+#else
+#define PREFETCH(p)
+#endif
 // PoCL implements conversions, and its loads of half, as calls.
 #if HAS_BUILTINS
 #define WIDEN_PIECE(piece) __builtin_convertvector(piece, Lanes)
@@ -101,6 +107,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void gemv_quantized(
                     ACC factor[COLUMNS];
                     EACH_COLUMN_OF_TILE {
                         block[h] = read_block(row[h], b * BLOCK);
+                        PREFETCH(row[h] + (COLUMNS * k + b * BLOCK) * BITS / 8);
                         factor[h] = IN_BLOCKS ? SCALE_LOAD(scales[h], b) : 1;
                     }
                     EACH_PIECE {
