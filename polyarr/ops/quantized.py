@@ -28,7 +28,7 @@ def quantized_linear(x, codes, scale, bias=None, *, activation=None):
     Args:
         x: Floating-point array (..., k).
         codes: int8 array (n, k), or uint8 array (n, k / 2) of codes of 4 bits.
-        scale: Floating-point array (n,), or (n, k / 32).
+        scale: Floating-point array (n,), or (n, k / 32), of finite numbers.
         bias: Floating-point array (n,), or None.
         activation: None, "relu", "silu", "gelu" or "gelu_tanh".
 

@@ -196,7 +196,7 @@ def _quantized_layers(activations: Sequence[str | None], layers: Sequence[tuple]
         lead, k, n, bits, blocks = size
         int8 = datas((n, k), "int8", ("normal", "wide"))
         codes = int8 if bits == 8 else datas((n, k // 2), "uint8", ("below",), limit=256)
-        scale = datas((n, k // 32) if blocks else (n,), "float32" if is_narrow(dtype) else dtype)
+        scale = datas((n, k // 32) if blocks else (n,), "float32" if is_narrow(dtype) else dtype, ("distinct",))
         params = st.sampled_from([{"activation": a} for a in activations])
         bias = st.one_of(datas((n,), dtype), st.none())
         return samples(datas((*lead, k), dtype), codes, scale, bias, params=params)
