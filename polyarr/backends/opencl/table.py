@@ -107,7 +107,7 @@ def families() -> dict[str, tuple[Any, ...]]:
     own = vendor()
     return {
         "gemm": (*own.gemv, *own.gemm, *matmul.VARIANTS),
-        "quantized linear": quantized_linear.VARIANTS,
+        "quantized linear": (*own.quantized, *quantized_linear.VARIANTS),
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),
         "conv": (conv.DEPTHWISE, *own.convolution, conv.IM2COL),

@@ -15,6 +15,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, swapped
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.variants import Variant, choose
+from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.backends.opencl.tuning.tuning import vector_width
 from polyarr.core.spec import Spec, float32
 
@@ -29,11 +30,12 @@ def quantized_linear(
     """
     weight, epilogue = Quantized.of(codes, scale), Epilogue(bias is not None, activation or "none")
     x = reshaped(dense(device, x), (prod(x.shape[:-1]), weight.k))
-    if x.shape[0] > device.geometry.quantized_rows or not (out.size and weight.k):
+    if not (out.size and weight.k):
         return reshaped(_product(device, x, codes, scale, bias, epilogue), out.shape)
-    codes, scale = dense(device, codes), dense(device, scale)
-    bias = x if bias is None else dense(device, bias)
-    return choose(device, "quantized linear", VARIANTS, weight, epilogue, x, codes, scale, bias, device.empty(out))
+    arrays = x, dense(device, codes), dense(device, scale), x if bias is None else dense(device, bias)
+    variants = *vendor().quantized, *VARIANTS
+    found = choose(device, "quantized linear", variants, weight, epilogue, *arrays, device.empty(out))
+    return reshaped(_product(device, x, codes, scale, bias, epilogue), out.shape) if found is None else found
 
 
 def _product(
@@ -51,14 +53,18 @@ def _as(device: Device, buf: Buffer, dtype: np.dtype) -> Buffer:
     return dense(device, buf) if buf.dtype == dtype else astype(device, Spec(buf.shape, dtype), buf, dtype=dtype)
 
 
-def _gemv_on_cpu(device: Device, weight: Quantized, epilogue: Epilogue, x: Buffer, *others: Buffer) -> Buffer:
-    """Launch the kernel of CPUs, which reads x in the dtype in which sums are accumulated."""
+def _gemv_on_cpu(device: Device, weight: Quantized, epilogue: Epilogue, x: Buffer, *others: Buffer) -> Buffer | None:
+    """Launch the kernel of CPUs, which reads x in the dtype in which sums are accumulated; None for many rows."""
+    if x.shape[0] > device.geometry.quantized_rows:
+        return None
     plan = device.plans[_cpu_plan](x.dtype, others[2].dtype, x.shape[0], weight, epilogue)
     return _launched(plan, _as(device, x, wide(x.dtype)), *others)
 
 
-def _gemv_on_gpu(device: Device, weight: Quantized, epilogue: Epilogue, x: Buffer, *others: Buffer) -> Buffer:
-    """Launch the GEMV kernel of GPUs."""
+def _gemv_on_gpu(device: Device, weight: Quantized, epilogue: Epilogue, x: Buffer, *others: Buffer) -> Buffer | None:
+    """Launch the GEMV kernel of GPUs; None for many rows."""
+    if x.shape[0] > device.geometry.quantized_rows:
+        return None
     plan = device.plans[gemv.plan_quantized](x.dtype, others[2].dtype, x.shape[0], weight, epilogue)
     return _launched(plan, x, *others)
 

@@ -8,6 +8,7 @@ import numpy as np
 from polyarr.backends.opencl.gemm.product import Arrays, Copies, Epilogue, Plan, Problem, blocks_in
 from polyarr.backends.opencl.nvidia.product_check import check
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 
@@ -45,24 +46,27 @@ def plan(
 def _macros(dtype: np.dtype, rows: int, parts: int, epilogue: Epilogue) -> dict[str, Any]:
     stages = 4 if rows <= MAX_DEEP_ROWS else 2
     shape = {"TILES": TILES, "WARPS": WARPS, "BLOCKS": blocks_in(rows, ROWS), "STAGES": stages}
-    return {**epilogue.macros(dtype), **shape, "SPLIT": int(parts > 1), "KIND": KINDS[dtype]}
+    own = types(dtype)
+    named = {f"{name}_{of}": own[of] for name in ("SCALE", "BIAS") for of in ("T", "LOAD")}
+    plain = {"BITS": 0, "IN_BLOCKS": 0, **named}
+    return {**epilogue.macros(dtype), **plain, **shape, "SPLIT": int(parts > 1), "KIND": KINDS[dtype]}
 
 
 def _launch(device: Device, p: Problem, parts: int, macros: dict[str, Any]) -> Plan:
-    kernel, words = device.build("matmul_skinny", **macros).matmul, device.plans[_words]()
+    kernel, words = device.build("matmul_skinny", **macros).matmul, device.plans[words_of]()
     groups = blocks_in(p.n, COLUMNS)
     work, group = (groups * 32, WARPS, parts), (32, WARPS, 1)
     scalars = p.m, p.n, p.k, p.x.kept, p.y.kept
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, bias, sums, out, saved = arrays
-        kernel(work, group, x, y, bias, sums, words, out, saved, x_start, y_start, *scalars)
+        kernel(work, group, x, y, None, bias, sums, words, out, saved, x_start, y_start, *scalars)
 
     outputs = COLUMNS * macros["BLOCKS"] * ROWS
     return Plan(launch, Spec((groups, parts, outputs), float32) if parts > 1 else None)
 
 
-def _words(device: Device) -> Any:
+def words_of(device: Device) -> Any:
     """Allocate the counters by which work-groups that share columns find out which is the last.
 
     They are 0 between kernels, which run in order.
@@ -80,7 +84,7 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     def plan_of(p: Problem) -> Plan:
         return _launch(device, p, 3 if macros["SPLIT"] else 1, macros)
 
-    device.plans[_words]()  # it is kept, so it must not lie between canaries
+    device.plans[words_of]()  # it is kept, so it must not lie between canaries
     check(device, dtype, (1, 1), 259, epilogue, plan_of, shape=(1, ROWS * macros["BLOCKS"] - 1, 456))
 
 

@@ -11,6 +11,7 @@ from polyarr.backends.opencl.nvidia import (
     mma,
     sharing,
     skinny,
+    skinny_quantized,
     split,
     wgmma,
 )
@@ -21,6 +22,7 @@ class Nvidia(Vendor):
     """Kernels for tensor cores, and memory that CUDA knows, too."""
 
     gemv = (skinny.VARIANT,)
+    quantized = (skinny_quantized.VARIANT,)
     gemm = wgmma.VARIANT, mma.VARIANT
     attention = (attention_wgmma.VARIANT,)
     convolution = conv_tma.VARIANTS

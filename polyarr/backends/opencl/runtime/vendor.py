@@ -16,10 +16,12 @@ class Vendor:
     """Kernels and memory for some devices only; this one has none.
 
     Attributes:
-        gemv, gemm, attention, convolution: Variants of these families, which are asked before the portable ones.
+        gemv, quantized, gemm, attention, convolution: Variants of these families, which are asked before the portable
+            ones.
     """
 
     gemv: tuple[Any, ...] = ()
+    quantized: tuple[Any, ...] = ()
     gemm: tuple[Any, ...] = ()
     attention: tuple[Any, ...] = ()
     convolution: tuple[Any, ...] = ()
