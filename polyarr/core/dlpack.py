@@ -104,7 +104,7 @@ def memory_of(x: Any, **asked: Any) -> np.ndarray:
         tensor.code = UINT
     try:
         memory = np.from_dlpack(_Given(made))
-    except RuntimeError as error:
+    except (BufferError, RuntimeError) as error:  # the latter before NumPy 2.5
         lacks = f"its dtype is {kind}, which polyarr does not have"
         raise BufferError(str(error) if kind in NAMES else lacks) from None
     return memory.view(bfloat16) if narrow else memory
