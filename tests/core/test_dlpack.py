@@ -56,7 +56,8 @@ def test_numpy_takes_arrays(backend: Backend) -> None:
     x = pa.asarray([[1, 2], [3, 4]], dtype="int32")
     for y in (x, x.T):
         np.testing.assert_array_equal(np.from_dlpack(y, device="cpu"), y.numpy())
-    assert np.from_dlpack(x, device="cpu", copy=True).flags.writeable
+    copied = np.from_dlpack(x, device="cpu", copy=True)
+    assert copied.flags.writeable or np.lib.NumpyVersion(np.__version__) < "2.3.0"  # which has a read-only copy
     assert pa.from_dlpack(np.arange(3)).tolist() == [0, 1, 2]
     assert pa.from_dlpack(np.ones(2, pa.bfloat16)).dtype == pa.bfloat16
 

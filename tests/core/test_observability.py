@@ -15,10 +15,11 @@ from polyarr.core import watch
 from polyarr.core.errors import DeviceMemoryError
 from polyarr.profiling import tracing
 from polyarr.settings import NAMES, VARIABLES
+from tests.helpers.root import ROOT
 
 on_opencl = pytest.mark.polyarr_backend("opencl")
 PACKAGE = Path(pa.__file__).parent
-PAGE = PACKAGE.parent / "docs" / "debugging.md"
+PAGE = ROOT / "docs" / "debugging.md"
 
 
 @pytest.fixture

@@ -69,6 +69,8 @@ def test_complex_functions_of_every_magnitude(name, dtype):
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex_zeros_infinities_nan_and_branch_cuts(name):
+    if name == "acosh" and np.lib.NumpyVersion(np.__version__) < "2.3.0":
+        pytest.skip("NumPy before 2.3 returns nan for both parts of acosh(0 + nan i)")
     parts = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, np.inf, -np.inf, np.nan)
     z = np.empty(len(parts) ** 2, np.complex128)
     z.real, z.imag = np.repeat(parts, len(parts)), np.tile(parts, len(parts))
