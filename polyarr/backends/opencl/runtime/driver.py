@@ -145,7 +145,9 @@ class OpenCL:
     @staticmethod
     def set_number(kernel: Any, i: int, value: Any, dtype: np.dtype | None) -> None:
         """Set an argument; a scalar is converted to its type as PyOpenCL would."""
-        if dtype is None:
+        if value is None:
+            kernel._set_arg_null(i)  # PyOpenCL 2025 refuses None in set_arg
+        elif dtype is None:
             kernel.set_arg(i, value)
         elif dtype == STRUCTURE:
             kernel._set_arg_buf(i, value)
