@@ -32,6 +32,7 @@ COMMANDS = {
     "devices": ("polyarr.cli.devices:command", "List the devices that the backends can use."),
     "doctor": ("polyarr.cli.doctor:command", "Find problems of the installation, and how to fix them."),
     "conformance": ("polyarr.cli.conformance:command", "Check a backend with the conformance kit."),
+    "new-backend": ("polyarr.cli.new_backend:command", "Write a package with a backend to start from."),
     "tune": ("polyarr.cli.tune:command", "Find the fastest kernels for a device, and keep them."),
     "ops": ("polyarr.cli.ops:command", "List the ops, and how a backend runs each."),
 }

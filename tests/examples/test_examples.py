@@ -5,7 +5,6 @@ import importlib
 import inspect
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -34,7 +33,7 @@ from tests.helpers.root import ROOT
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
 PRIMITIVES = [op for op in OPS if op.decomposition is None and not op.group and op.__module__.startswith("polyarr.")]
-BACKENDS = {"tiny": "polyarr-tiny", "template": "polyarr-template", "torch": "polyarr-torch"}
+BACKENDS = {"tiny": "polyarr-tiny", "torch": "polyarr-torch"}
 CASES = cases(USUAL_LEVEL)
 
 
@@ -110,7 +109,7 @@ def test_the_smallest_one_passes_the_kit(tmp_path, check):
         assert failing(get_backend("tiny"), Effort(examples=2), [c for c in CASES if c.check == check]) == {}
 
 
-@pytest.mark.parametrize("name", ["template", "torch"], indirect=True)
+@pytest.mark.parametrize("name", ["torch"], indirect=True)
 @pytest.mark.parametrize("check", ["forward", "backward", "backend"])
 def test_an_example_passes_the_main_checks(name, check):
     file = EXAMPLES / BACKENDS[name] / "known_failures.toml"
@@ -135,19 +134,46 @@ def test_the_one_on_pytorch_says_what_is_missing(tmp_path, monkeypatch):
         assert any("pip install torch" in row.text for row in diagnosis.diagnose() if row.level == "warning")
 
 
-def test_the_template_works_after_renaming(tmp_path, monkeypatch):
-    """The steps of its README, with the name `mine`."""
+@pytest.fixture
+def written(tmp_path):
+    """The package that `polyarr new-backend mine` writes."""
     folder = tmp_path / "polyarr-mine"
-    shutil.copytree(EXAMPLES / "polyarr-template", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.write_text(file.read_text().replace("template", "mine"))
-    (folder / "polyarr_template.py").rename(folder / "polyarr_mine.py")
-    with installed(folder, into=tmp_path):
+    ran = CliRunner().invoke(main, ["new-backend", "mine", "--out", str(folder)])
+    assert ran.exit_code == 0, ran.output
+    return folder
+
+
+def test_a_new_backend_passes_the_kit_and_ruff(tmp_path, written):
+    with installed(written, into=tmp_path):
         assert get_backend("mine").name == "mine"
-        options = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
-        ran = pytest_in(folder, *options.split(), "-k", "square or complete", "-n", "0")
+        ran = pytest_in(written, "-k", "square or complete", "-n", "0")
         assert re.search(r"^\d+ passed", ran.splitlines()[-1]), ran
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "E,F,W,I,B,UP,N,RUF"]
+    checked = subprocess.run([*ruff, "--line-length", "120", written], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_new_backend_with_another_name(tmp_path):
+    folder = tmp_path / "polyarr-my_gpu"
+    ran = CliRunner().invoke(main, ["new-backend", "my_gpu", "--out", str(folder)])
+    assert ran.exit_code == 0 and "pytest" in ran.output
+    with installed(folder, into=tmp_path):
+        assert get_backend("my_gpu").name == "my_gpu"
+    text = "".join(path.read_text() for kind in ("*.py", "*.toml", "*.yml") for path in folder.rglob(kind))
+    assert "mine" not in text and "${{ matrix.python }}" in text
+
+
+@pytest.mark.parametrize("name", ["numpy", "opencl", "My", "9x", "a-b", "../x"])
+def test_a_new_backend_with_a_wrong_name(name):
+    ran = CliRunner().invoke(main, ["new-backend", name])
+    assert ran.exit_code == 2 and f"NAME is {name!r}; it must match" in ran.output
+
+
+def test_a_new_backend_overwrites_nothing(tmp_path, written):
+    before = (written / "pyproject.toml").read_text()
+    ran = CliRunner().invoke(main, ["new-backend", "mine", "--out", str(written)])
+    assert ran.exit_code == 1 and "exists; --out must name" in ran.output
+    assert (written / "pyproject.toml").read_text() == before
 
 
 def pytest_in(folder, *arguments):
@@ -289,13 +315,13 @@ def page_files():
     return files
 
 
-def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
+def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path, written):
     files = page_files()
-    folder = tmp_path / "polyarr-mine"
-    folder.mkdir()
+    for file in ("polyarr_mine.py", "pyproject.toml"):
+        assert files[file].startswith((written / file).read_text()), "the page shows what new-backend writes"
     for file, text in files.items():
-        (folder / file).write_text(text)
-    with installed(folder, into=tmp_path):
+        (written / file).write_text(text)
+    with installed(written, into=tmp_path):
         import polyarr_other
 
         plugins.register_plugin(polyarr_other)
@@ -303,7 +329,7 @@ def test_the_page_followed_word_for_word_ends_with_a_backend(tmp_path):
         assert [step.name for step in found["joined"].programs()[0].steps] == ["multiply+add+tanh"]
         known = "--polyarr-known-failures=known_failures.toml"
         kit = "tanh or exp or sum or scatter or softmax or whole or joined"
-        ran = pytest_in(folder, "test_mine.py", "--polyarr-backend=mine", known, "-k", kit)
+        ran = pytest_in(written, "--polyarr-backend=mine", known, "-k", kit)
         assert re.search(r"^\d+ passed", ran.splitlines()[-1]), ran
         assert [(r.backend, r.op) for r in diagnosis.overrides()] == [("mine", "exp")]
         shown = CliRunner().invoke(main, ["doctor"]).output
