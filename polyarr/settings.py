@@ -29,6 +29,7 @@ VARIABLES = {
     "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
     "last bit from run to run",
 }
+SECRETS = ("POLYARR_API_KEY",)  # variables whose values are never shown
 NAMES = tuple(dict.fromkeys(name.partition("=")[0] for name in VARIABLES))
 
 

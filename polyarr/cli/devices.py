@@ -19,7 +19,7 @@ def command(as_json: bool) -> None:
     else:
         print_table(("", "use as", "device", "platform", "version", "driver"), [_as_row(row) for row in rows])
         for row in rows:
-            detail = f"broken: {row.problem}" if row.problem else _features(row)
+            detail = f"broken: {row.problem}" if row.problem else features_of(row)
             click.echo(f"\n{row.backend}:{row.index}  {detail}")
 
 
@@ -28,7 +28,7 @@ def _as_row(row: DeviceInfo) -> tuple[str, ...]:
     return star, f"{row.backend}:{row.index}", row.name, row.platform, row.version, row.driver
 
 
-def _features(row: DeviceInfo) -> str:
+def features_of(row: DeviceInfo) -> str:
     """Return the names of flags that are set, then all features with values."""
     flags = [name for name, value in row.features.items() if value is True]
     lacking = [f"no {name}" for name, value in row.features.items() if value is False]

@@ -12,25 +12,37 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 import polyarr
+from polyarr.cli.devices import features_of
 from polyarr.cli.output import no_plugin_warnings
 from polyarr.cli.ranks import here, join, of_mpi, of_ranks
+from polyarr.cli.redaction import redacted
 from polyarr.cli.train import choose_backend
 from polyarr.core.announce import observers
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.distributed import World, init
-from polyarr.plugins.diagnosis import BackendStatus, caches, diagnose, failures, overrides, status, without_backend
-from polyarr.plugins.hooks import Diagnosis
+from polyarr.plugins.diagnosis import (
+    BackendStatus,
+    caches,
+    devices,
+    diagnose,
+    failures,
+    overrides,
+    status,
+    without_backend,
+)  # fmt: skip
+from polyarr.plugins.hooks import DeviceInfo, Diagnosis
 from polyarr.plugins.loading import BUILT_IN, PluginFailure, reason_of
 from polyarr.plugins.starting import lacks_library
-from polyarr.settings import NAMES, unknown
+from polyarr.settings import NAMES, SECRETS, unknown
 from polyarr.training.ranks import all_gather
 
 # Program of the probe process. It gets this process's import path; -m would add the current folder to it.
@@ -44,7 +56,11 @@ COLOURS = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 
 @click.command()
 @click.option("--verbose", is_flag=True, help="Also show notes on the drivers, which need no action.")
-def command(verbose: bool) -> None:
+@click.option(
+    "--report", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Also write all of it to a file for an issue, without private data.",
+)  # fmt: skip
+def command(verbose: bool, file: Path | None) -> None:
     """Start every backend, compute something on it, and report problems and how to fix them.
 
     Everything that may crash or hang runs in a probe process, so that a bad driver is one line among others. The exit
@@ -62,6 +78,9 @@ def command(verbose: bool) -> None:
     click.echo(f"\n{broken} problem{'s' * (broken != 1)} found" if broken else "\nno problem found")
     if more:
         click.echo(f"{more} note{'s' * (more != 1)} on drivers: polyarr doctor --verbose")
+    if file:
+        file.write_text(redacted(report.text, (row["host"] for row in ranks)), encoding="utf-8")
+        click.echo(f"wrote {file}; read it before you attach it to an issue")
     raise click.exceptions.Exit(1 if broken else 0)
 
 
@@ -75,14 +94,20 @@ def _begin() -> World:
 
 
 class _Report:
-    """Report that is printed as it grows, with the number of its errors and of notes that were left out."""
+    """Report that is printed as it grows, with the number of its errors and of notes that were left out.
+
+    Attributes:
+        text: All lines with their titles, also the notes that were left out.
+    """
 
     def __init__(self, verbose: bool) -> None:
         self.errors = self.left_out = 0
+        self.text = ""
         self._verbose, self._title = verbose, ""
 
     def section(self, title: str, lines: list[Diagnosis]) -> None:
         """Print lines, after the title of their section unless it was printed last."""
+        self.text += "".join(f"{title}: {line.level}: {line.text}\n" for line in lines)
         wanted = [line for line in lines if self._verbose or line.level != "note"]
         self.left_out += len(lines) - len(wanted)
         if wanted and title != self._title:
@@ -189,6 +214,7 @@ def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
     for name in names:
         yield "Backends", f"backend {name}", partial(_try, name)
     yield "Backends", "POLYARR_BACKEND", partial(_chosen, names)
+    yield "Devices", "devices", lambda: [_of_device(row) for row in devices()]
     yield "Kernels that plugins replace", "overrides", _replaced
     yield "What the backends say", "what the backends say", diagnose
     yield "Several processes", "MPI", of_mpi
@@ -207,6 +233,12 @@ def _chosen(names: list[str]) -> list[Diagnosis]:
     except BackendError as error:
         return [_error(f"POLYARR_BACKEND={name}: {error}")]
     return []
+
+
+def _of_device(row: DeviceInfo) -> Diagnosis:
+    """Return a note with what a driver says of a device."""
+    about = ", ".join(filter(None, (row.name, row.platform, row.version, row.driver)))
+    return Diagnosis("note", f"{row.backend}:{row.index} {about}: {row.problem or features_of(row)}")
 
 
 def _replaced() -> list[Diagnosis]:
@@ -228,6 +260,7 @@ def _environment() -> list[Diagnosis]:
     lines = [Diagnosis("ok", f"polyarr {_version('polyarr')}"), Diagnosis("ok", versions)]
     lines += [Diagnosis("ok", f"{name} {_version(name)}") for name in ("numpy", "ml_dtypes", "pluggy")]
     settings = {name: value for name, value in sorted(os.environ.items()) if name.startswith("POLYARR_")}
+    settings |= {name: "(not shown)" for name in SECRETS if name in settings}
     lines += [Diagnosis("ok", f"{name}={value}") for name, value in settings.items() if name in NAMES]
     return lines + [Diagnosis("warning", _nobody_reads(name)) for name in unknown()]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -48,6 +49,10 @@ PAIR = "from polyarr import ops\nfrom polyarr.core.backend import Fused\n" + GOO
 GROUPLESS = GOOD.replace(
     'hardware="a mirror"', "kernels={op: k for op, k in numpy().kernels.items() if not op.group}"
 )
+# Lines of a plugin with private data.
+UNSAFE = """("error", f"no {__import__('os').path.expanduser('~')}/x.so of {__import__('getpass').getuser()} on "
+         f"{__import__('platform').node()}"),
+        ("ok", "/home/planted_other/y")"""
 BROKEN = "import no_such_library_anywhere"
 
 
@@ -203,6 +208,32 @@ def test_doctor_takes_a_missing_optional_library_for_a_choice(no_opencl):
     found = polyarr("doctor", folder=no_opencl, POLYARR_PLUGINS="")
     assert found.returncode == 0, found.stdout
     assert re.search(r"warning +opencl: not available .*pip install 'polyarr\[opencl\]'", found.stdout)
+
+
+def test_the_report_has_facts_and_nothing_private(plugin, no_opencl, tmp_path):
+    """As a user runs it: settings of polyarr are shown, but for the key; other variables are not."""
+    home, file = tmp_path / "planted_home", tmp_path / "report.txt"
+    folder = plugin(GOOD.replace('("ok", "the mirror hangs straight")', UNSAFE))
+    found = polyarr(
+        "doctor", "--report", str(file), folder=folder, HOME=str(home), LOGNAME="planted_user",
+        POLYARR_API_KEY="planted_key", OTHER_TOKEN="planted_token", POLYARR_TRACE="0",
+    )  # fmt: skip
+    assert found.returncode == 1 and f"wrote {file}; read it before" in found.stdout
+    text = file.read_text()
+    assert "planted_key" not in found.stdout and "planted" not in text and platform.node() not in text
+    for line in (
+        "Environment: ok: POLYARR_API_KEY=(not shown)", "Environment: ok: POLYARR_TRACE=0",
+        "Devices: note: mirror:0 Mirror, Glass: fp64, no fp16, memory 4,096",
+        "Devices: note: mirror:1 Shards: fell down", "What the backends say: error: no ~/x.so of <user> on <host>",
+        "What the backends say: ok: ~/y", "Environment: ok: numpy ", "Backends: ok: numpy ",
+    ):  # fmt: skip
+        assert f"\n{line}" in f"\n{text}", text
+
+
+def test_a_report_that_cannot_be_written_is_one_line(no_opencl, tmp_path):
+    found = polyarr("doctor", "--report", str(tmp_path / "none" / "x"), folder=no_opencl)
+    assert found.returncode == 1 and len(found.stderr.splitlines()) == 1
+    assert "none/x: No such file or directory" in found.stderr
 
 
 def test_ops_says_how_each_op_runs(plugin):
