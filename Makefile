@@ -5,13 +5,14 @@ BIN := .venv/bin
 INTEL := .venv-intel
 BESIDE := .venv-transformers
 INTEROP := .venv-interop
+RELEASE := .venv-release
 SKIPS := build/skips
 JOBS ?= 2
 EXAMPLES ?= 200
 VERSIONS ?= 2024.12 2025.12
 
-.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers array-api interop sanitize \
-	bench clean
+.PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers \
+	test-versions release-check array-api interop sanitize bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -131,10 +132,24 @@ $(INTEROP)/ready: pyproject.toml
 sanitize: venv
 	$(BIN)/python tests/sanitize/run.py
 
+# The package as a user installs it, in new environments; all steps need a package index.
+release-check: $(RELEASE)/ready docs
+	$(RELEASE)/bin/python -m tests.release.check
+
+# A part of the suite on each Python that uv finds or installs, with the lowest and the newest dependencies.
+test-versions: $(RELEASE)/ready
+	$(RELEASE)/bin/python -m tests.release.versions --jobs $(JOBS)
+
+$(RELEASE)/ready:
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet --disable-pip-version-check uv
+	touch $@
+
 bench: venv
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/matmul.py
 
 clean:
-	rm -rf .venv $(INTEL) $(BESIDE) $(INTEROP) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf .venv $(INTEL) $(BESIDE) $(INTEROP) $(RELEASE) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
