@@ -24,7 +24,8 @@ KINDS = {".py": "python", ".cl": "c", ".toml": "toml", ".yml": "yaml", ".json": 
 
 def _elsewhere() -> dict[str, str]:
     """Return the paths of the pages outside of docs/, each with its path on the site."""
-    found = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+    found = {"README.md": "index.md"}
+    found |= {f"{name}.md": f"{name.lower()}.md" for name in ("CONTRIBUTING", "CHANGELOG", "SECURITY")}
     readmes = [path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").glob("**/README.md")]
     return found | {path: path.replace("README", "index") for path in sorted(readmes)}
 

@@ -59,6 +59,21 @@ def home_of(value: object) -> str:
     return home.partition(".")[0]
 
 
+def test_every_public_module_has_a_stability():
+    """Each is in one row of the table, and the names with another stability are in its `__all__`."""
+    text = (ROOT / "docs" / "stability.md").read_text()
+    rows = re.findall(r"^\| (`polyarr[^|]*) \| (stable|provisional) \| ([^|]*)\|$", text, re.M)
+    modules = [module for names, _, _ in rows for module in re.findall(r"`([\w.]+)`", names)]
+    assert sorted(modules) == sorted(["polyarr", *(f"polyarr.{name}" for name in MODULES)])
+    for names, _, exceptions in rows:
+        module = importlib.import_module(re.findall(r"`([\w.]+)`", names)[0])
+        assert {*re.findall(r"`([A-Za-z_]+)`", exceptions)} <= {*module.__all__}
+
+
+def test_the_citation_has_the_version():
+    assert f"\nversion: {pa.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [

@@ -25,7 +25,7 @@ def built(tmp_path_factory):
     pytest.importorskip("material")
     pytest.importorskip("mkdocstrings_handlers.python")
     folder = tmp_path_factory.mktemp("site")
-    for entry in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml", "examples", "polyarr"):
+    for entry in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "mkdocs.yml", "examples", "polyarr"):
         (folder / entry).symlink_to(ROOT / entry)
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs" / "planted.md").write_text(PLANTED)
