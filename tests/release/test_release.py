@@ -1,4 +1,4 @@
-"""What release checks look for; `make release-check` builds and installs the package itself."""
+"""Faults that release checks find; `make release-check` builds and installs the package itself."""
 
 import zipfile
 

@@ -14,7 +14,7 @@ from tests.helpers.root import ROOT
 from tests.release import tools
 from tests.release.tools import CommandError, uv
 
-EXTRAS = ("opencl", "serve", "testing")  # those that README.md installs
+EXTRAS = ("opencl", "serve", "testing")  # as in README.md
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 VERSIONS = "import numpy, platform; print(platform.python_version(), 'NumPy', numpy.__version__)"
 RESOLUTIONS = ("lowest-direct", "highest")

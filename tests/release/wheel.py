@@ -1,4 +1,4 @@
-"""What the files of a wheel must be."""
+"""Faults of a wheel: missing and foreign files, and its size."""
 
 import zipfile
 from pathlib import Path
