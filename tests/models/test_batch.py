@@ -148,6 +148,7 @@ def test_reused_prefixes_change_no_bit(kind, backend):
         "llama": lambda: LlamaModel(
             {**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [CHUNK + 9, 0]}
         ),
+        "experts": lambda: LlamaModel({**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **EXPERTS}),
     }
     pa.random.seed(0)
     batch, generator = Batch(pa.tree.map(lambda p: p * 6, long[kind]()), 3), np.random.default_rng(0)
