@@ -253,7 +253,7 @@ class _Job:
 
     @property
     def is_due(self) -> bool:
-        """Whether parts are to be given now; those of a whole answer only count tokens until its end."""
+        """True if parts are to be given now; parts of a whole answer only count tokens until its end."""
         return len(self.held) >= (1 if self.request.is_stream or not self.is_begun else HELD)
 
     def taken(self) -> list[Part]:
