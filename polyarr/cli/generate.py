@@ -90,7 +90,7 @@ def _structured(
     writer: Writer, start: list[int], tokens: int, schema: Path, options: dict[str, Any]
 ) -> Iterator[Part]:
     """Return the parts of a text of JSON after a prompt, which is valid by the schema in a file."""
-    del options["stop_at_context"]  # the context always ends these texts
+    del options["stop_at_context"], options["speculate"]  # the context always ends these texts, which have no drafts
     shared, text = SharedWriter(writer.model, writer.tokenizer, rows=1), read_regular(schema, MAX_GRAMMAR)
     try:
         found = loaded_json(text)

@@ -257,8 +257,12 @@ def _grouped_layers(dtype: str) -> SearchStrategy[Sample]:
     return st.tuples(st.sampled_from(GROUPED), indices).flatmap(memoized(lambda t: drawn(*t)))
 
 
-# leading axes of x, groups, n and k: few rows, which a kernel computes, and many; groups without rows; one group
-GROUPED = (((3,), 2, 2, 3), ((), 3, 5, 4), ((2, 7), 4, 5, 33), ((0,), 2, 3, 4), ((70,), 2, 9, 5), ((130,), 1, 3, 17))
+# leading axes of x, groups, n and k: few rows, which a kernel computes, and many; groups without rows; one group; x of
+# the weight's shape
+GROUPED = (
+    ((3,), 2, 2, 3), ((), 3, 5, 4), ((2, 7), 4, 5, 33), ((0,), 2, 3, 4), ((70,), 2, 9, 5), ((130,), 1, 3, 17),
+    ((2, 3), 2, 3, 4), ((3, 5), 3, 5, 7),
+)  # fmt: skip
 SAMPLES[ops.grouped_linear] = Entry(
     _grouped_layers, _grouped_layers, ref.grouped_linear, "layer", FLOATING, special="nonfinite"
 )
