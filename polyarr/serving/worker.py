@@ -220,7 +220,7 @@ class Worker:
         return not self._is_closed
 
     def _reset(self) -> None:
-        """Let the writer begin anew; if it fails again, later requests are told, and try once more."""
+        """Reset the writer, and log a failure; later requests get an error then, and reset the writer again."""
         try:
             self.writer.reset()
         except BaseException as error:

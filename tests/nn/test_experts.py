@@ -41,7 +41,7 @@ def gated(x):
     "settings", [{}, {"normalize": False}, {"shared": 5}, {"experts": 1, "per_token": 1}, {"per_token": 7}]
 )
 def test_a_mixture_is_numpys(rows, settings, backend):
-    """For few rows, which a kernel of OpenCL computes, and for many, which go into tiles."""
+    """The number of rows is small for a kernel of OpenCL, and large for tiles."""
     pa.random.seed(0)
     made = nn.MixtureOfExperts(6, 9, **{"experts": 7, "per_token": 2, **settings}, init=nn.normal(1.0))
     x = normal(rows, 6)

@@ -85,7 +85,7 @@ def test_an_error_of_the_driver_is_that_requests_alone(scripted, runner, caplog,
 
 
 def test_a_device_that_does_not_recover_leaves_the_server_answering(scripted, runner, caplog, monkeypatch):
-    """Each request is told; none waits for a thread that has ended."""
+    """Each request gets an error; none waits for a thread that has ended."""
     service, writer = scripted
     client = Client(service, runner)
     writer.fault = RuntimeError("lost device")
