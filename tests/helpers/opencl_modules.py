@@ -26,6 +26,7 @@ def device_as_gpu() -> Any:
     device_module, devices, geometry = opencl_modules("device", "devices", "geometry")
     device = device_module.Device(devices.select().cl_device, "as a gpu")
     device.geometry = geometry.GpuGeometry(2)
+    device.programs.known["IS_CPU"] = 0
     if device.features.is_cpu:
         device.programs.options = ["-cl-opt-disable"]
     return device

@@ -139,11 +139,19 @@ static inline void store_float16(__global half *p, size_t i, float v) { vstore_h
 
 // bfloat16 is the upper half of a float32, rounded to nearest, ties to even; nan stays nan.
 static inline float widen_bfloat16(ushort bits) { return as_float((uint)bits << 16); }
+#ifdef ROUND_TO_BFLOAT16  // the device has an instruction, which the vendor's macro names
+static inline ushort narrow_bfloat16(float v) {
+    ushort bits;
+    ROUND_TO_BFLOAT16(bits, v);
+    return bits;
+}
+#else
 static inline ushort narrow_bfloat16(float v) {
     const uint bits = as_uint(v);
     const uint rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return (ushort)(v != v ? (bits >> 16) | 0x40u : rounded);
 }
+#endif
 static inline float load_bfloat16(__global const ushort *p, size_t i) { return widen_bfloat16(p[i]); }
 static inline void store_bfloat16(__global ushort *p, size_t i, float v) { p[i] = narrow_bfloat16(v); }
 
@@ -256,6 +264,31 @@ DEFINE_DOUBLE(sqrt)
 #define ERF(x) erf(x)
 #define LOG(x) log(x)
 #define SQRT(x) sqrt(x)
+#endif
+
+// exp and 1 / x for programs of a dtype T, of whose results 16-bit dtypes keep 11 bits at most: GPUs have instructions
+// that are good for 20 or more.
+#if IS_CPU
+#define EXP_TO_T(x) EXP(x)
+#define RECIPROCAL_TO_T(x) (1 / (x))
+#else
+#ifdef APPROXIMATE_EXP2
+static inline float quick_exp2(float x) {
+    float v;
+    APPROXIMATE_EXP2(v, x);
+    return v;
+}
+static inline float quick_reciprocal(float x) {
+    float v;
+    APPROXIMATE_RECIPROCAL(v, x);
+    return v;
+}
+#else
+static inline float quick_exp2(float x) { return native_exp2(x); }
+static inline float quick_reciprocal(float x) { return native_recip(x); }
+#endif
+#define EXP_TO_T(x) (sizeof(T) == 2 ? (ACC)quick_exp2((float)(x) * 1.44269504f) : EXP(x))
+#define RECIPROCAL_TO_T(x) (sizeof(T) == 2 ? (ACC)quick_reciprocal((float)(x)) : 1 / (x))
 #endif
 
 // ---- random bits ----------------------------------------------------------------------------------------------
@@ -447,6 +480,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
     }
 #else
 #define DEFINE_VECTOR_NOW(NAME, DTYPE, T, RAW, ACC, WORD) \
+    typedef union { WORD word; RAW each[1]; } Word_##NAME; \
     static inline void read_##NAME(__global const T *p, size_t i, size_t end, ACC *v) { v[0] = load_##DTYPE(p, i); } \
     static inline void write_##NAME(__global T *p, size_t i, size_t end, const ACC *v) { store_##DTYPE(p, i, v[0]); }
 #endif
@@ -472,7 +506,7 @@ static inline ACC slope_relu(ACC x) { return x > 0; }
 #if FLOATING
 static inline ACC activate_silu(ACC x) { return x / (1 + EXP(-x)); }
 static inline ACC slope_silu(ACC x) {
-    const ACC s = 1 / (1 + EXP(-x));
+    const ACC s = RECIPROCAL_TO_T(1 + EXP_TO_T(-x));
     return s + x * s * (1 - s);
 }
 
@@ -503,6 +537,7 @@ static inline ACC slope_gelu(ACC x) {
 }
 
 // (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), which keeps its digits where tanh(u) is nearly -1.
+#if IS_CPU
 #define SHARE_OF_GELU(x) (1 / (1 + EXP((ACC)-1.5957691216057308 * ((x) + (ACC)0.044715 * (x) * (x) * (x)))))
 static inline ACC activate_gelu_tanh(ACC x) { return x * SHARE_OF_GELU(x); }
 static inline ACC slope_gelu_tanh(ACC x) {
@@ -510,5 +545,17 @@ static inline ACC slope_gelu_tanh(ACC x) {
     const ACC s = SHARE_OF_GELU(b);
     return s + b * s * (1 - s) * (ACC)1.5957691216057308 * (1 + 3 * (ACC)0.044715 * b * b);
 }
+#else  // fewer operations; `square` is that of x, or of another number of nearly the same share
+static inline ACC share_of_gelu(ACC x, ACC square) {
+    const ACC u = x * ((ACC)-1.5957691216057308 + (ACC)-0.07135481627260025 * square);
+    return RECIPROCAL_TO_T(1 + EXP_TO_T(u));
+}
+static inline ACC activate_gelu_tanh(ACC x) { return x * share_of_gelu(x, x * x); }
+static inline ACC slope_gelu_tanh(ACC x) {
+    const ACC b = fmax(fmin(x, (ACC)100), (ACC)-100);  // against overflow of b^2; nan is in s
+    const ACC s = share_of_gelu(x, b * b);
+    return s + (s - s * s) * (b * ((ACC)1.5957691216057308 + (ACC)0.21406444881780076 * (b * b)));
+}
+#endif
 #endif
 #endif

@@ -30,7 +30,7 @@ DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 
 // IN_CHUNK(k) is the index of element k of a share in its chunk. Elements [low, high) of a chunk belong to the row.
 #define IN_CHUNK(k) (((k) / VECTOR * LANES + me) * VECTOR + (k) % VECTOR)
-#define IS_OWN(k) ((EVEN || IN_CHUNK(k) >= low) && IN_CHUNK(k) < high)
+#define IS_OWN(k) (EVEN ? IN_CHUNK((k) / VECTOR * VECTOR) < high : IN_CHUNK(k) >= low && IN_CHUNK(k) < high)
 
 // Read a share of the chunk that begins at p; `other` replaces elements that do not belong to the row.
 static inline void read_share(__global const T *restrict p, int low, int high, int me, ACC other, ACC *v) {
@@ -119,18 +119,18 @@ static inline ACC shared_exponentials(__global const T *restrict x, size_t start
         const int low = LOW, high = HIGH;
         ACC before = largest;
         READ_SHARE(x, -INFINITY, v)
-        EACH_OF_SHARE largest = MAX(largest, v[k]);
+        EACH_OF_SHARE largest = fmax(largest, v[k]);  // skips nan, which makes the sum nan
 #if !HELD
         const ACC from = largest == -INFINITY ? 0 : largest;  // avoid -inf - -inf
-        if (before != largest) part *= EXP(before - from);
-        EACH_OF_SHARE part += EXP(v[k] - from);
+        if (before != largest) part *= EXP_TO_T(before - from);
+        EACH_OF_SHARE part += EXP_TO_T(v[k] - from);
 #endif
     }
     const ACC m = shared_max(largest, me, lane);
 #if HELD
-    EACH_OF_SHARE part += EXP(v[k] - m);
+    EACH_OF_SHARE part += EXP_TO_T(v[k] - m);
 #else
-    part *= EXP(largest - m);
+    part *= EXP_TO_T(largest - m);
 #endif
     *sum = shared_sum(part, me, lane);
     return m;

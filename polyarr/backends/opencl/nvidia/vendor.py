@@ -17,6 +17,13 @@ from polyarr.backends.opencl.nvidia import (
 )
 from polyarr.backends.opencl.runtime.vendor import Vendor
 
+# Instructions by the names under which prelude.cl asks for them: results first.
+ROUND_TO_BFLOAT16 = 'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v))'
+APPROXIMATIONS = {
+    "APPROXIMATE_EXP2(v, x)": 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
+    "APPROXIMATE_RECIPROCAL(v, x)": 'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
+}
+
 
 class Nvidia(Vendor):
     """Kernels for tensor cores, and memory that CUDA knows, too."""
@@ -29,6 +36,12 @@ class Nvidia(Vendor):
 
     def driver(self, context: Any, device: Any) -> Any:
         return driver.driver_of(context, device)
+
+    def macros(self, features: Any) -> dict[str, str]:
+        if not features.architecture:
+            return {}
+        has_bfloat16 = features.architecture >= 80  # Ampere
+        return APPROXIMATIONS | ({"ROUND_TO_BFLOAT16(bits, v)": ROUND_TO_BFLOAT16} if has_bfloat16 else {})
 
     def diagnose(self, device: Any) -> list[tuple[str, str]]:
         return driver.diagnose(device)

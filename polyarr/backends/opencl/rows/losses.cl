@@ -38,5 +38,5 @@ static inline void write_loss(__global ACC *losses, __global ACC *saved, __globa
 }
 
 // dx of column c other than t, before it is multiplied by FACTOR.
-#define LOGIT_SLOPE(X) (EXP((X) - m - log_sum) - spread)
+#define LOGIT_SLOPE(X) (EXP_TO_T((X) - m - log_sum) - spread)
 #define FACTOR(row) (REDUCED ? g[0] / divisor[0] : g[row])

@@ -21,7 +21,7 @@ __kernel SHARING void softmax_forward(__global const T *restrict x, __global T *
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_AGAIN(x, 0, v)
-        EACH_OF_SHARE v[k] = IN_LOGS ? v[k] - m - scale : EXP(v[k] - m) * scale;
+        EACH_OF_SHARE v[k] = IN_LOGS ? v[k] - m - scale : EXP_TO_T(v[k] - m) * scale;
         WRITE_SHARE(y, v)
     }
 }
@@ -44,7 +44,7 @@ __kernel SHARING void softmax_backward(__global const T *restrict g, __global co
         const int low = LOW, high = HIGH;
         READ_AGAIN(g, 0, v)
         READ_AGAIN(y, 0, result)
-        EACH_OF_SHARE v[k] = IN_LOGS ? v[k] - EXP(result[k]) * sum : result[k] * (v[k] - sum);
+        EACH_OF_SHARE v[k] = IN_LOGS ? v[k] - EXP_TO_T(result[k]) * sum : result[k] * (v[k] - sum);
         WRITE_SHARE(dx, v)
     }
 }

@@ -157,7 +157,7 @@ class Device:
         self._guards: list[_Guarded] | None = None  # the allocations of a guarded block
         self._scratch: tuple[int, Any] = (0, None)  # its size in bytes
         known = {"IS_CPU": int(self.features.is_cpu), "HAS_FP64": int(self.features.fp64)}
-        self.programs = ProgramCache(cl_device, self.commands, known)
+        self.programs = ProgramCache(cl_device, self.commands, known | self.vendor.macros(self.features))
         self.faults = Faults(self)
         self.replays = weakref.WeakSet[Any]()  # replays that remember handles of memory that they do not hold
         atexit.register(_at_exit, weakref.ref(self))

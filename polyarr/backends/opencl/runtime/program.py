@@ -74,11 +74,12 @@ class ProgramCache:
     """Programs of one device by file and macros; `known` are macros about the device. Compilers cache on disk.
 
     Attributes:
+        known: Macros about the device.
         options: Further build options of all programs.
     """
 
     def __init__(self, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
-        self._device, self._commands, self._known = device, commands, known
+        self._device, self._commands, self.known = device, commands, known
         self.compiler = commands.driver.compiler()
         self.options: list[str] = []
         self._programs: dict[Any, Program] = {}
@@ -118,7 +119,7 @@ class ProgramCache:
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
         """Return the source for the compiler: macros about the device, the other macros, the files."""
-        macros = {**self._known, **defines}
+        macros = {**self.known, **defines}
         target = f"// {target_of(self._device)}\n"  # so that caches keep the binaries of processors apart
         return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
 

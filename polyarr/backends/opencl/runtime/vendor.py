@@ -30,6 +30,10 @@ class Vendor:
         """Return another driver than OpenCL's for a device; None if there is none."""
         return None
 
+    def macros(self, features: Any) -> dict[str, str]:
+        """Return macros for all programs of a device, by which kernels reach instructions that OpenCL C lacks."""
+        return {}
+
     def diagnose(self, device: Any) -> list[tuple[str, str]]:
         """Return lines of `polyarr doctor` on a device's driver."""
         return []

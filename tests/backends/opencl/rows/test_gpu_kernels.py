@@ -153,6 +153,28 @@ def test_the_gradient_of_bias_and_activation(gpu):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_activations_keep_the_digits_of_float64(gpu, activation):
+    """Their formulas on GPUs have constants of their own."""
+    x, one = np.linspace(-20, 20, 401)[:, None], np.ones((1, 1))
+    found = []
+    for name in (None, "numpy"):
+        with use_backend(name or pa.get_backend()):
+            layer = partial(ops.linear, weight=pa.asarray(one), activation=activation)
+            value, pull = pa.vjp(layer, pa.asarray(x))
+            found.append((value.numpy(), pull(pa.ones_like(value))[0].numpy()))
+    for got, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_slopes_of_gelu_at_the_ends_of_the_range(gpu, dtype):
+    x = pa.asarray([[-np.inf], [-6e4], [-200.0], [200.0], [6e4], [np.inf], [np.nan]], dtype=getattr(pa, dtype))
+    value, pull = pa.vjp(partial(ops.linear, weight=pa.ones_like(x[:1]), activation="gelu_tanh"), x)
+    slopes = pull(pa.ones_like(value))[0].astype(pa.float32).numpy()[:, 0]
+    np.testing.assert_array_equal(slopes, [0, 0, 0, 1, 1, 1, np.nan])
+
+
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32", "int64"])
 @pytest.mark.parametrize(
     "shape", [(3, 50), (5, 70), (1, 500), (2, 5000)], ids=["one tile", "a full one", "merges", "by digits"]
