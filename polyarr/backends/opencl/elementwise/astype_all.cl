@@ -15,6 +15,8 @@
 DEFINE_VECTOR(x, X_DTYPE, T, X_RAW, ACC, X_WORD)
 DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, ACC, OUT_WORD)
 
+#define VECTORS (BLOCK / (GROUP * VECTOR))  // of a work-item
+
 typedef struct { long n[24]; } Sizes;
 
 #define ARRAY(k) __global const T *restrict x##k, __global OUT_T *restrict out##k
@@ -38,6 +40,21 @@ __kernel BLOCK_GROUP void astype_all(
     __global OUT_T *out = out0;
     long block = get_group_id(0), n = 0;
     PICKS(0, 1, 2, 3, 4, 5) PICKS(6, 7, 8, 9, 10, 11) PICKS(12, 13, 14, 15, 16, 17) PICKS(18, 19, 20, 21, 22, 23)
+#if !IS_CPU
+    if (((size_t)block + 1) * BLOCK <= (size_t)n) {  // all loads of a work-item at once
+        const size_t first = (size_t)block * BLOCK + get_local_id(0) * VECTOR;
+        ACC values[VECTORS][VECTOR];
+        _Pragma("unroll") for (int j = 0; j < VECTORS; j++) {
+            const size_t i = first + j * GROUP * VECTOR;
+            read_x(x, i, i + VECTOR, values[j]);
+        }
+        _Pragma("unroll") for (int j = 0; j < VECTORS; j++) {
+            const size_t i = first + j * GROUP * VECTOR;
+            write_out(out, i, i + VECTOR, values[j]);
+        }
+        return;
+    }
+#endif
     EACH_RUN_OF_BLOCK(i, block, n) {
         ACC value[VECTOR];
         read_x(x, i, end, value);

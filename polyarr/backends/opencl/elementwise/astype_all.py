@@ -35,6 +35,7 @@ def astype_all(device: Device, out: tuple[Spec, ...], arrays: tuple[Buffer, ...]
 
 def _plan(device: Device, source: np.dtype, target: np.dtype, sizes: tuple[int, ...]) -> LaunchPlan:
     blocks = device.geometry.blocks(max(source.itemsize, target.itemsize))
+    blocks["BLOCK"] *= device.geometry.cast_vectors
     macros = {**vector_types(source, blocks["VECTOR"], "X_"), **vector_types(target, blocks["VECTOR"], "OUT_")}
     stored = {"OUT_T": types(target)["T"]}
     program = device.build("astype_all", **types(source), **stored, **blocks, **macros)

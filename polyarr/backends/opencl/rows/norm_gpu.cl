@@ -40,6 +40,7 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     __local ACC2 pairs[ROWS][LANES];
 #endif
     SET_OF_ROWS(1)
+    const ACC share = (ACC)1 / cols;  // of a column in a mean
     const size_t row = first_row;
     AT_ROW(row, rows, cols)
     ACC v[SHARE], other[SHARE], w[SHARE], b[SHARE], part = 0;
@@ -57,7 +58,7 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
         EACH_OF_SHARE part += CENTRED ? v[k] : v[k] * v[k];
     }
 #if CENTRED
-    const ACC rough_mean = shared_sum(part, me, lanes[set]) / cols;
+    const ACC rough_mean = shared_sum(part, me, lanes[set]) * share;
 
     // Two passes: differences from the rough mean are squared, and their sum corrects the rounding error of that mean.
     ACC2 parts = 0;
@@ -69,10 +70,10 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
             parts += (ACC2)(d, d * d);
         }
     }
-    parts = shared_sums(parts, me, pairs[set]) / cols;
+    parts = shared_sums(parts, me, pairs[set]) * share;
     const ACC mean = rough_mean + parts.x, rstd = 1 / sqrt(parts.y - parts.x * parts.x + eps);
 #else
-    const ACC mean = 0, rstd = 1 / sqrt(shared_sum(part, me, lanes[set]) / cols + eps);
+    const ACC mean = 0, rstd = 1 / sqrt(shared_sum(part, me, lanes[set]) * share + eps);
 #endif
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
@@ -105,6 +106,7 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
 #endif
     __local ACC totals[ROWS > 1 ? CHUNK : 1];
     SET_OF_ROWS(rows_each)
+    const ACC share = (ACC)1 / cols;
     ACC v[SHARE], n[SHARE], w[SHARE];
 #if ADDS
     ACC other[SHARE];
@@ -128,6 +130,9 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
             const int low = LOW, high = HIGH;
             READ_SHARE(g, 0, v)
             READ_SHARE(x, 0, n)
+#if ADDS && HELD
+            READ_SHARE(added, 0, other)
+#endif
 #if HAS_WEIGHT && !HELD
             read_share(weight + at, low, high, me, 0, w);
 #endif
@@ -137,10 +142,10 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
             }
         }
 #if CENTRED
-        parts = shared_sums(parts, me, pairs[set]) / cols;
+        parts = shared_sums(parts, me, pairs[set]) * share;
         const ACC mean_h = parts.x, mean_hn = parts.y * rstd;
 #else
-        const ACC mean_h = 0, mean_hn = shared_sum(parts.y, me, lanes[set]) / cols * rstd;
+        const ACC mean_h = 0, mean_hn = shared_sum(parts.y, me, lanes[set]) * share * rstd;
 #endif
         EACH_CHUNK {
             const int low = LOW, high = HIGH;
@@ -160,7 +165,7 @@ __kernel SHARING void norm_backward(__global const T *restrict g, __global const
                 v[k] = rstd * (h - mean_h - unit * mean_hn);
             }
 #if ADDS
-            READ_SHARE(added, 0, other)
+            READ_AGAIN(added, 0, other)
             EACH_OF_SHARE v[k] = ROUNDED(fma(v[k], one, (ACC)-0.0f)) + other[k];
 #endif
             WRITE_SHARE(dx, v)

@@ -41,6 +41,7 @@ class CpuGeometry:
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: columns of a group, and partial results of an item
     reduction_group, has_vectors = 1, True
+    cast_vectors = 1
     pins_host = False  # whether copies from and to the host are faster with pinned memory
     copies_beside = False  # whether copies of another queue overlap with kernels; here cores do both
     part, parts_per_unit = 1 << 16, 4  # elements that are worth a part, and desired parts per unit
@@ -90,12 +91,14 @@ class CpuGeometry:
         """Return one work-item per element."""
         return Cut((total,), (1,), 1)
 
-    def row_macros(self, rows: int, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
+    def row_macros(
+        self, rows: int, cols: int, itemsize: int, lined_up: bool, persistent: bool
+    ) -> dict[str, int]:
         """Return macros: LANES work-items share a row, ROWS rows a group, WIDE partial results per item."""
         wide = 8 if cols <= 128 else 16 if cols <= 512 else 32  # folding many costs more than a short row itself
         return {"LANES": 1, "WIDE": wide, "ROWS": 1, "NARROW": int(itemsize < 4)}
 
-    def row_groups(self, sets: int, persistent: bool) -> int:
+    def row_groups(self, sets: int, persistent: bool, itemsize: int = 4) -> int:
         """Return the work-groups for sets of rows; persistent ones keep a partial result each."""
         return self.units * self.groups_per_unit
 
@@ -163,8 +166,9 @@ class GpuGeometry:
     looks_ahead = False
 
     row_files = "_gpu"
-    row_items, groups_per_unit = 128, 2
+    row_items, groups_per_unit, narrow_groups = 128, 2, 4  # the last: of 16-bit rows
     row_share, most_held = 24, 32  # desired elements of a row per work-item, and the most that fit into registers
+    narrow_share, narrow_lanes = 8, 256  # of 16-bit rows: for a persistent group; and that do not fit into registers
     few_rows_share = 8  # likewise where rows leave most units idle, and latency matters
     least_lanes, most_lanes = 8, 512
     most_values = 64  # most elements of all values of a fused group that a work-item holds in registers
@@ -175,6 +179,7 @@ class GpuGeometry:
     columns, column_rows, partials = 32, 8, 4
     reduction_group, largest_group, team_share, has_vectors = 256, 1024, 8, False
     pins_host = copies_beside = True
+    cast_vectors = 4  # vectors of each work-item that casts many arrays
     part, parts_per_unit = 1 << 12, 8
     scan_group, scan_columns, scan_step, scan_turns = 256, 1, 64, 2
 
@@ -220,26 +225,30 @@ class GpuGeometry:
 
     one_each = items
 
-    def row_macros(self, rows: int, cols: int, itemsize: int, lined_up: bool) -> dict[str, int]:
+    def row_macros(
+        self, rows: int, cols: int, itemsize: int, lined_up: bool, persistent: bool
+    ) -> dict[str, int]:
         """Return the macros of shares.cl; with lined_up, all rows must be aligned to vectors in the same way."""
         vector = self.vector(itemsize)
         even = cols % vector == 0
         if lined_up and not even:
             vector, even = 1, True
         lanes, share = self.least_lanes, self.row_share if rows > self.units else self.few_rows_share
+        share = self.narrow_share if persistent and itemsize == 2 else share
         while lanes < self.most_lanes and lanes * share < cols:
             lanes *= 2
-        slots = -(-(cols + (0 if even else 2 * (vector - 1))) // (vector * lanes))
+        slots = max(1, -(-(cols + (0 if even else 2 * (vector - 1))) // (vector * lanes)))
         held = slots * vector <= self.most_held
-        slots = max(slots, 1) if held else self.row_share // vector
+        if not held:
+            lanes, slots = (self.narrow_lanes, 1) if itemsize == 2 else (lanes, self.row_share // vector)
         rows = max(1, self.row_items // lanes) if held else 1
         return {
             "LANES": lanes, "ROWS": rows, "SLOTS": slots, "HELD": int(held), "EVEN": int(even), "VECTOR": vector,
         }  # fmt: skip
 
-    def row_groups(self, sets: int, persistent: bool) -> int:
+    def row_groups(self, sets: int, persistent: bool, itemsize: int = 4) -> int:
         """Return one work-group per set of rows; fewer if each keeps a partial result."""
-        return self.units * self.groups_per_unit if persistent else sets
+        return self.units * (self.narrow_groups if itemsize == 2 else self.groups_per_unit) if persistent else sets
 
     def row_work(self, groups: int, macros: dict[str, Any]) -> tuple[int, ...]:
         """Return the global size; work-groups lie along the first axis, as the second may be too short."""
