@@ -20,6 +20,7 @@
 #endif
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
+#define WORD_AT(p, i) (*(__global const WORD *)((p) + (i)))
 
 __kernel __attribute__((reqd_work_group_size(LANES, SLICES, 1)))
 void linear_gradient(__global const T *restrict g, __global const T *restrict z, __global T *restrict gz,
@@ -31,22 +32,29 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
     ACC sum[VECTOR];
     EACH_OF_VECTOR sum[k] = 0;
     for (long first = block * rows_each + slice; first < end; first += SLICES * DEPTH) {
-        ACC v[DEPTH][VECTOR], before[DEPTH][VECTOR];
+        WORD own[DEPTH], before[DEPTH];  // as they are stored: numbers would take more registers
+        const size_t start = first * n + column;
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            const long row = first + d * SLICES;
-            const size_t i = row * n + column, stop = row < end ? i + VECTOR : 0;
-            EACH_OF_VECTOR v[d][k] = before[d][k] = 0;
-            if (stop) read_vector(g, i, stop, v[d]);
-            if (ACTIVATES && stop) read_vector(z, i, stop, before[d]);
+            if (first + d * SLICES < end) {
+                own[d] = WORD_AT(g, start + d * SLICES * n);
+                if (ACTIVATES) before[d] = WORD_AT(z, start + d * SLICES * n);
+            }
         }
 #pragma unroll
         for (int d = 0; d < DEPTH; d++) {
-            const long row = first + d * SLICES;
-            const size_t i = row * n + column;
-            if (ACTIVATES) EACH_OF_VECTOR v[d][k] *= SLOPE(before[d][k]);
-            if (ACTIVATES && row < end) write_vector(gz, i, i + VECTOR, v[d]);
-            EACH_OF_VECTOR sum[k] += row < end ? v[d][k] : 0;
+            if (first + d * SLICES < end) {
+                Word_vector g_word, z_word, gz_word;
+                g_word.word = own[d];
+                if (ACTIVATES) z_word.word = before[d];
+                EACH_OF_VECTOR {
+                    ACC v = NAMED(widen_, DTYPE)(g_word.each[k]);
+                    if (ACTIVATES) v *= SLOPE(NAMED(widen_, DTYPE)(z_word.each[k]));
+                    sum[k] += v;
+                    gz_word.each[k] = NAMED(narrow_, DTYPE)(v);
+                }
+                if (ACTIVATES) *(__global WORD *)(gz + start + d * SLICES * n) = gz_word.word;
+            }
         }
     }
 #if BIAS
