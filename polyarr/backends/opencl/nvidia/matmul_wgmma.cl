@@ -511,6 +511,13 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
 #if TURNS
         mbarrier_arrive(local_at + TURN_AT + (1 - side) * 8, first);
 #endif
+#if BIAS
+        float b[COLUMNS / 32];  // of columns lane, lane + 32, ..; loaded while the last products run
+        UNROLL for (int i = 0; i < COLUMNS / 32; i++) {
+            const int c = piece.column + i * 32 + lane;
+            b[i] = c < a.n ? LOAD(bias, c) : 0;
+        }
+#endif
         WGMMA_WAIT(0);
         mbarrier_arrive(local_at + EMPTY_AT + before * 8, first);
 #if TERMS > 1
@@ -533,15 +540,10 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
             float v[CHUNK / 2];
             UNROLL for (int i = 0; i < CHUNK / 2; i++) v[i] = sum[q * (CHUNK / 2) + i];
 #if BIAS
-            // Each lane loads the bias of some columns; shuffles pass it to the lanes that hold sums of these columns.
-            float b[CHUNK / 32];
-            UNROLL for (int i = 0; i < CHUNK / 32; i++) {
-                const int c = column + i * 32 + lane;
-                b[i] = c < a.n ? LOAD(bias, c) : 0;
-            }
+            // Shuffles pass the bias to the lanes that hold sums of its columns.
             UNROLL for (int j = 0; j < CHUNK / 8; j++) {
-                const int from = j % 4 * 8 + lane % 4 * 2;
-                const float b0 = shuffle_from(b[j / 4], from), b1 = shuffle_from(b[j / 4], from + 1);
+                const int from = j % 4 * 8 + lane % 4 * 2, at = (q * CHUNK % COLUMNS + j * 8) / 32;
+                const float b0 = shuffle_from(b[at], from), b1 = shuffle_from(b[at], from + 1);
                 v[4 * j] += b0, v[4 * j + 1] += b1, v[4 * j + 2] += b0, v[4 * j + 3] += b1;
             }
 #endif

@@ -57,8 +57,10 @@ class Tile:
 
 
 # The cost of a step of k by tile, in columns: narrow tiles read x more often. Where two tiles alternate (TURNS), a step
-# costs more, but writing one overlaps with multiplying the other.
-COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, Tile(192, 4, 2, 1): 210}
+# costs more, but writing one overlaps with multiplying the other; their sums leave an activation too few registers to
+# compute several numbers at once.
+IN_TURN = Tile(192, 4, 2, 1)
+COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, IN_TURN: 210}
 
 
 class Choice(NamedTuple):
@@ -78,9 +80,10 @@ TERMS_COSTS = {
 }
 
 
-def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
+def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS, activation: str = "none") -> Choice:
     """Return the fastest tile on this number of multiprocessors."""
-    return min(_choices(p, units, costs), key=lambda found: _time(p, found, units, costs[found.tile]))
+    tiles = costs if activation in ("none", "relu") else [tile for tile in costs if not tile.TURNS]
+    return min(_choices(p, units, tiles), key=lambda found: _time(p, found, units, costs[found.tile]))
 
 
 def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Choice]:
@@ -140,11 +143,11 @@ def plan(
         if split_bytes(p, terms) > device.features.global_memory // WORKSPACE_FRACTION:
             return None
         with_im2col = p._replace(k=passes(terms) * blocks_in(p.k, STEP) * STEP)
-        choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms])
+        choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms], epilogue.activation)
     elif any(copies):
         return copies if min(p.m, p.n) >= MIN_COPY_SIZE and operations >= MIN_COPY_SIZE**3 else None
     else:
-        choice = choose(p, device.features.compute_units)
+        choice = choose(p, device.features.compute_units, activation=epilogue.activation)
     macros = _macros(dtype, p, choice, epilogue, pitch)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None

@@ -311,6 +311,10 @@ def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> Non
     assert (found.tile.COLUMNS, "in turn" if found.tile.TURNS else "shared" if found.shared else "") == (columns, how)
 
 
+def test_tiles_in_turn_leave_an_activation_too_few_registers() -> None:
+    assert not wgmma.choose(problem(8192, 3072, 768), 132, activation="gelu_tanh").tile.TURNS
+
+
 @pytest.mark.parametrize("tile", dict.fromkeys(tile for costs in wgmma.TERMS_COSTS.values() for tile in costs))
 def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
     stages = tile.STAGES * (1 + tile.TOGETHER) * (wgmma.ROWS + tile.COLUMNS) * 128
