@@ -16,15 +16,11 @@
 //          BQ, BK                 queries and keys of a tile, multiples of LANES * VECTORS and of ROWS
 //          LANES                  elements of a vector
 //          ROWS, VECTORS          the register tile of `multiply`: ROWS x VECTORS vectors
-//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          MASK                   0 none, 1 bool, 2 added to the scores
+//          MASK_T, MASK_LOAD      dtype of the mask
 //          DROPOUT                1 to drop weights
 //          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
-#if !defined(T) || !defined(D) || !defined(DV) || !defined(BQ) || !defined(BK) || !defined(LANES) || \
-    !defined(VECTORS) || !defined(ROWS) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
-    !defined(STATE_ON_DEVICE)
-#error "attention_cpu.cl needs a dtype's and a mask's macros, D, DV, BQ, BK, LANES, VECTORS, ROWS, DROPOUT, BACKWARD, STATE_ON_DEVICE"
-#endif
 
 #define JOINED(a, b) a##b
 #define VECTOR_OF(type, lanes) JOINED(type, lanes)

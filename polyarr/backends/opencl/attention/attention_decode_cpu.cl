@@ -10,13 +10,8 @@
 //          BLOCK                  keys per step
 //          LANES                  elements of a vector
 //          NARROW                 1 if elements have 16 bits
-//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
-#if !defined(T) || !defined(D) || !defined(DV) || !defined(BLOCK) || !defined(LANES) || !defined(NARROW)
-#error "attention_decode_cpu.cl needs a dtype's macros, D, DV, BLOCK, LANES and NARROW"
-#endif
-#if !defined(MASK) || !defined(MASK_T)
-#error "attention_decode_cpu.cl needs a mask's macros"
-#endif
+//          MASK                   0 none, 1 bool, 2 added to the scores
+//          MASK_T, MASK_LOAD      dtype of the mask
 
 // Where an array's row of query n begins. The queries of a batch entry share its keys, and come one after the other.
 static inline size_t start_of(const long4 at, const long batch, const long inner) {

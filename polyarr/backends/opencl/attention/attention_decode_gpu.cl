@@ -19,23 +19,11 @@
 //          PARTS                  upper bound of parts
 //          WG, LANES              work-items per group and per set, powers of two
 //          AHEAD                  rows that a work-item has in flight
-//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          MASK                   0 none, 1 bool, 2 added to the scores
+//          MASK_T, MASK_LOAD      dtype of the mask
 //          VECTOR                 elements of k and v per load; more than 1 only if all rows begin at multiples of
-//                                 VECTOR and it divides D and DV; DTYPE, RAW, WORD as for DEFINE_VECTOR
-#if !defined(T) || !defined(D) || !defined(DV) || !defined(KEYS) || !defined(WG) || !defined(LANES)
-#error "attention_decode_gpu.cl needs a dtype's macros, D, DV, KEYS, WG and LANES"
-#endif
-#if !defined(MASK) || !defined(MASK_T)
-#error "attention_decode_gpu.cl needs a mask's macros"
-#endif
-
-#if !defined(VECTOR) || !defined(DTYPE) || !defined(RAW) || !defined(WORD)
-#error "attention_decode_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
-#endif
-
-#if !defined(WHOLE) || !defined(AHEAD) || !defined(PARTS)
-#error "attention_decode_gpu.cl needs WHOLE, AHEAD and PARTS"
-#endif
+//                                 VECTOR and it divides D and DV
+//          DTYPE, RAW, WORD       see DEFINE_VECTOR in prelude.cl
 
 #define SETS (WG / LANES)
 #define ROUND (AHEAD * SETS)  // keys that a group processes at once

@@ -17,16 +17,12 @@
 //          OWN, STREAM            the tile of scores: OWN rows that the work-group keeps x STREAM that it iterates over
 //          TX, TY                 work-items of a group; each computes OWN / TY rows and STREAM / TX columns of the
 //                                 tile
-//          MASK                   0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
+//          MASK                   0 none, 1 bool, 2 added to the scores
+//          MASK_T, MASK_LOAD      dtype of the mask
 //          DROPOUT                1 to drop weights
 //          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
 //          VECTOR                 1 if T is float and all rows of q, k, v and dout consist of aligned float4
-#if !defined(T) || !defined(D) || !defined(DV) || !defined(OWN) || !defined(STREAM) || !defined(TX) || \
-    !defined(TY) || !defined(MASK) || !defined(MASK_T) || !defined(DROPOUT) || !defined(BACKWARD) || \
-    !defined(STATE_ON_DEVICE) || !defined(VECTOR)
-#error "attention_gpu.cl needs a dtype's and a mask's macros, D, DV, OWN, STREAM, TX, TY, DROPOUT, BACKWARD, STATE_ON_DEVICE, VECTOR"
-#endif
 
 #define JOINED(a, b) a##b
 #define VECTOR_OF(type, lanes) JOINED(type, lanes)

@@ -3,10 +3,8 @@
 // Arrays   k, v (rows, heads, D) of any strides; <name>_at: offset; <name>_row, _head, _step: strides of the axes
 //          positions (rows); cache (2, cache_rows, heads, S, D). FAULT: see prelude.cl
 // Launch   any group size; a work-item copies `span` consecutive elements of k and v together, of `total`
-// Params   WORD     type of an element; INDEX: type of positions, int or long
-#if !defined(WORD) || !defined(INDEX)
-#error "cache_update.cl needs WORD and INDEX"
-#endif
+// Params   WORD     type of an element
+//          INDEX    type of positions, int or long
 
 __kernel void cache_update(
     __global const WORD *restrict k, const long k_at, const long k_row, const long k_head, const long k_step,

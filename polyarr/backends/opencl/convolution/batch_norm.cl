@@ -20,15 +20,6 @@
 //          ACTIVATION, ACTIVATES        see prelude.cl; ACTIVATES is 0 if the activation is none
 //          GIVEN                        1 if mean and variance have gradients
 #include "spatial.cl"
-#if !defined(LANES) || !defined(SLICES) || !defined(JOINERS)
-#error "batch_norm.cl needs LANES, SLICES and JOINERS"
-#endif
-#if !defined(ACTIVATION) || !defined(ACTIVATES)
-#error "batch_norm.cl needs ACTIVATION and ACTIVATES"
-#endif
-#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(GIVEN)
-#error "batch_norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and GIVEN"
-#endif
 
 // Reduce `sum` over the slices of the work-group; the result is in slice 0.
 INLINE void add_slices(__local ACC *shared, ACC *sum) {

@@ -16,12 +16,6 @@
 //          TURNED                  1 to apply the filter reversed
 //          LANES, SLICES           work-items as above, powers of two
 #include "spatial.cl"
-#if !defined(TAPS_0) || !defined(TAPS_1) || !defined(HOLDS)
-#error "depthwise_gpu.cl needs TAPS_0, TAPS_1 and HOLDS"
-#endif
-#if !defined(POSITIONS) || !defined(TAPS) || !defined(SLIDES) || !defined(TURNED) || !defined(LANES) || !defined(SLICES)
-#error "depthwise_gpu.cl needs POSITIONS, TAPS, SLIDES, TURNED, LANES and SLICES"
-#endif
 
 #define UNROLL _Pragma("unroll")
 #define ELEMENTS (TAPS_0 * TAPS_1 * TAPS)

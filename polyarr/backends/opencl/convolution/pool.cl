@@ -7,9 +7,6 @@
 // Params   those of spatial.cl
 //          INDEX    an unsigned type
 #include "spatial.cl"
-#ifndef INDEX
-#error "pool.cl needs INDEX"
-#endif
 
 __kernel void max_pool(__global const T *restrict x, __global T *restrict y, __global INDEX *restrict which,
                        const long each, const Geometry geometry) {

@@ -4,12 +4,10 @@
 //
 // A "window" is an output position (with its receptive field), an "element" of a window is a filter element (tap).
 //
-// Params   T, ACC, LOAD, STORE, DTYPE, RAW    a float dtype: see prelude.cl
-//          WIDE           channels per work-item, a divisor of the number of channels
-//          MOVES_WORDS    1 if WIDE channels are loaded and stored at once, as WORD
-#if !defined(T) || !defined(ACC) || !defined(WIDE) || !defined(MOVES_WORDS)
-#error "spatial.cl needs a dtype's macros, WIDE and MOVES_WORDS"
-#endif
+// Params   T, ACC, LOAD, STORE    a float dtype: see prelude.cl
+//          WIDE                channels per work-item, a divisor of the number of channels
+//          MOVES_WORDS         1 if WIDE channels are loaded and stored at once, as WORD
+//          DTYPE, RAW, WORD    optional: for MOVES_WORDS, see DEFINE_VECTOR in prelude.cl
 
 #define INLINE static inline __attribute__((always_inline))
 #define EACH_CHANNEL _Pragma("unroll") for (int c = 0; c < WIDE; c++)

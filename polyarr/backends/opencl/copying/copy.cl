@@ -7,9 +7,6 @@
 //          ceil(rows / TILE) * GROUP_ROWS, outer * inner), local (TILE, GROUP_ROWS, 1)
 // Params   WORD                an unsigned type of the element's size
 //          TILE, GROUP_ROWS    powers of two
-#if !defined(WORD) || !defined(TILE) || !defined(GROUP_ROWS)
-#error "copy.cl needs WORD, TILE and GROUP_ROWS"
-#endif
 
 #if GROUP_ROWS == 1
 // A tile is read and written one cache line at a time. It is staged in private memory because cache lines that lie a

@@ -5,9 +5,6 @@
 //          out: row r begins at pair r * out_step
 // Launch   global (ceil(pairs / (GROUP * EACH)) * GROUP, any number of rows), local (GROUP, 1)
 // Params   GROUP, EACH    work-items per group, pairs per work-item
-#if !defined(GROUP) || !defined(EACH)
-#error "copy_rows.cl needs GROUP and EACH"
-#endif
 
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void copy_rows(__global const ushort *restrict x, __global uint *restrict out, const long x_start, const long rows,

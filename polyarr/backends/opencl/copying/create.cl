@@ -6,9 +6,6 @@
 //          COUNTER          type of start, step and the arithmetic. Devices without double use float and the kernel
 //                           iota_of_floats: each value is a sum of two floats (value, rest)
 //          WG               work-items per group
-#if !defined(T) || !defined(ACC) || !defined(STORE) || !defined(COUNTER) || !defined(WG)
-#error "create.cl needs T, ACC, STORE, COUNTER and WG"
-#endif
 
 #pragma OPENCL FP_CONTRACT OFF  // the same results on devices with and without fma
 

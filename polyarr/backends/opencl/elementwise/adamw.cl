@@ -11,17 +11,12 @@
 //          All arrays are contiguous. An unused argument slot has n[k] = 0.
 // Launch   local GROUP, global GROUP * (sum over k of ceil(n[k] / BLOCK)): a work-group updates one block of one
 //          parameter
-// Params   T, ACC and the P_ macros of DEFINE_VECTOR    dtype of the parameters
-//          G, G_ and M, M_                              the same for the gradients and for the moments
+// Params   T, ACC, P_DTYPE, P_RAW, P_WORD    dtype of the parameters, for DEFINE_VECTOR
+//          G, G_DTYPE, G_RAW, G_WORD    the same for the gradients
+//          M, M_DTYPE, M_RAW, M_WORD    the same for the moments
 //          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
 //          DECOUPLED               1 for decoupled weight decay (AdamW), 0 for L2 regularization (Adam)
 //          SCALARS_ON_DEVICE       1 to read step_size, root, scale and lr from `scalars`, 0 to use the arguments
-#if !defined(T) || !defined(G) || !defined(M) || !defined(GROUP) || !defined(DECOUPLED) || !defined(SCALARS_ON_DEVICE)
-#error "adamw.cl needs three dtypes' macros, GROUP, BLOCK, DECOUPLED and SCALARS_ON_DEVICE"
-#endif
-#if !defined(VECTOR) || !defined(P_WORD) || !defined(G_WORD) || !defined(M_WORD)
-#error "adamw.cl needs VECTOR, P_WORD, G_WORD and M_WORD"
-#endif
 
 DEFINE_VECTOR(p, P_DTYPE, T, P_RAW, ACC, P_WORD)
 DEFINE_VECTOR(g, G_DTYPE, G, G_RAW, ACC, G_WORD)

@@ -9,9 +9,6 @@
 //          WIDE       type of the arithmetic: double, or float on devices without double
 //          L, N, S    types of lr_at, step_at and scale_at; LOAD_L, LOAD_N, LOAD_S read them
 //          L_ON_DEVICE, N_ON_DEVICE, S_ON_DEVICE    1 to read that scalar from its array, 0 to use the argument
-#if !defined(ACC) || !defined(WIDE) || !defined(L_ON_DEVICE) || !defined(N_ON_DEVICE) || !defined(S_ON_DEVICE)
-#error "adamw_scalars.cl needs ACC, WIDE, and the macros of L, N and S"
-#endif
 
 __kernel void adamw_scalars(const WIDE lr, __global const L *lr_at, const WIDE step, __global const N *step_at,
                             const WIDE scale, __global const S *scale_at, const WIDE log_b1, const WIDE log_b2,

@@ -2,15 +2,9 @@
 //
 // Arrays   x<k> (n[k]) of T, out<k> (n[k]) of OUT_T, contiguous; an unused argument slot has n[k] = 0
 // Launch   local GROUP, global GROUP * (sum over k of ceil(n[k] / BLOCK)): a work-group casts one block of one array
-// Params   T, ACC and the X_ macros of DEFINE_VECTOR    dtype of the inputs
-//          OUT_T and the OUT_ macros of DEFINE_VECTOR   dtype of the results, whose arithmetic type is ACC as well
+// Params   T, ACC, X_DTYPE, X_RAW, X_WORD    dtype of the inputs, for DEFINE_VECTOR
+//          OUT_T, OUT_DTYPE, OUT_RAW, OUT_WORD    dtype of the results, whose arithmetic type is ACC as well
 //          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
-#if !defined(T) || !defined(ACC) || !defined(OUT_T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR)
-#error "astype_all.cl needs two dtypes' macros, GROUP, BLOCK and VECTOR"
-#endif
-#if !defined(X_WORD) || !defined(OUT_WORD)
-#error "astype_all.cl needs X_WORD and OUT_WORD"
-#endif
 
 DEFINE_VECTOR(x, X_DTYPE, T, X_RAW, ACC, X_WORD)
 DEFINE_VECTOR(out, OUT_DTYPE, OUT_T, OUT_RAW, ACC, OUT_WORD)

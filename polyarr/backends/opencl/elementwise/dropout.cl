@@ -4,17 +4,11 @@
 //
 // Arrays   x, y (n), contiguous
 // Launch   local GROUP, global GROUP * ceil(n / BLOCK): a work-item processes BATCH Philox blocks at a time
-// Params   T, ACC and the macros of DEFINE_VECTOR    the dtype
+// Params   T, ACC, DTYPE, RAW, WORD    the dtype, for DEFINE_VECTOR
 //          GROUP, BLOCK       work-items per group; elements per group, a multiple of 4 * BATCH
 //          BATCH              Philox blocks that are computed side by side
 //          VECTOR             elements per vector load, a divisor of 4 * BATCH
 //          STATE_ON_DEVICE    1 to read key and counter from memory, 0 to use the arguments
-#if !defined(T) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD) || !defined(BATCH)
-#error "dropout.cl needs a dtype's macros, GROUP, BLOCK, VECTOR, WORD and BATCH"
-#endif
-#ifndef STATE_ON_DEVICE
-#error "dropout.cl needs STATE_ON_DEVICE"
-#endif
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 

@@ -30,15 +30,6 @@
 //          those of expressions.cl     ACC is the arithmetic type of the ops that call functions; of complex ones,
 //                                      that of the parts
 //          COMPLEX                     1 if an op is one of complex numbers; see complex.cl
-#if !defined(PARAMETERS) || !defined(FUNCTIONS) || !defined(BASES) || !defined(LOADS) || !defined(LINKS)
-#error "elementwise.cl needs PARAMETERS, FUNCTIONS, BASES, LOADS and LINKS"
-#endif
-#if !defined(STORES) || !defined(OFFSETS) || !defined(READS) || !defined(PICK) || !defined(PUT) || !defined(WRITES)
-#error "elementwise.cl needs STORES, OFFSETS, READS, PICK, PUT and WRITES"
-#endif
-#if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(WG) || !defined(PER_ITEM) || !defined(VECTOR)
-#error "elementwise.cl needs NDIM, ARRAYS, INDEX, WG, PER_ITEM and VECTOR"
-#endif
 
 #include "functions.cl"
 #include "expressions.cl"

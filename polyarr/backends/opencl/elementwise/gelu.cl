@@ -3,16 +3,10 @@
 //
 // Arrays   x, y, g, dx (n) of T, contiguous
 // Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_RUN_OF_BLOCK in prelude.cl
-// Params   T, ACC and the macros of DEFINE_VECTOR    the dtype
+// Params   T, ACC, DTYPE, RAW, WORD    the dtype, for DEFINE_VECTOR
 //          FLOATING                1
 //          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
 //          ACTIVATION              gelu or gelu_tanh
-#if !defined(T) || !defined(FLOATING) || !defined(GROUP) || !defined(BLOCK) || !defined(VECTOR) || !defined(WORD)
-#error "gelu.cl needs a dtype's macros, FLOATING, GROUP, BLOCK, VECTOR and WORD"
-#endif
-#ifndef ACTIVATION
-#error "gelu.cl needs ACTIVATION"
-#endif
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 

@@ -3,9 +3,6 @@
 // Arrays   out (size) of uint32
 // Launch   one work-item per `span` blocks of four words, rounded up; any group size
 // Params   STATE_ON_DEVICE    1 to read key and counter from memory, 0 to use the arguments
-#if !defined(STATE_ON_DEVICE)
-#error "random.cl needs STATE_ON_DEVICE"
-#endif
 
 __kernel void random_bits(__global uint *restrict out, STATE, const long size, const long span) {
     const ulong key = STATE_KEY, counter = STATE_COUNTER;

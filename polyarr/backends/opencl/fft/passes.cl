@@ -12,9 +12,6 @@
 // Params   MAX_LANES     transforms of a group
 //          FINE_BITS     see fine
 //          Others: see stages.cl
-#if !defined(MAX_LANES) || !defined(FINE_BITS)
-#error "passes.cl needs MAX_LANES and FINE_BITS"
-#endif
 
 #include "stages.cl"
 

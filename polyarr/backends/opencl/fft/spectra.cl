@@ -8,11 +8,9 @@
 //          weights    one for each element of a row
 //          roots      (h + 1) exp(-2 pi i k / (2 h))
 // Launch   groups of WG work-items: `chunks` of CHUNK elements of y for each row
-// Params   REAL, PAIR type of the parts: float or double; of a complex number: float2 or double2
+// Params   REAL, PAIR  type of the parts: float or double; of a complex number: float2 or double2
 //          WG, CHUNK  work-items of a group, and the elements that it computes
-#if !defined(REAL) || !defined(PAIR) || !defined(WG) || !defined(CHUNK)
-#error "spectra.cl needs REAL, PAIR, WG and CHUNK"
-#endif
+
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 // The elements of this work-item's chunk from low on, below high.
 #define EACH(i, low, high) \

@@ -12,12 +12,6 @@
 //          V             vector of VECTOR REAL
 //          MAX_RADIX     8 or 13; the larger ones need many registers
 //          CAPACITY      elements in local memory: of all transforms of a group, with padding
-#if !defined(REAL) || !defined(PAIR) || !defined(K) || !defined(WG) || !defined(VECTOR) || !defined(V)
-#error "stages.cl needs REAL, PAIR, K, WG, VECTOR and V"
-#endif
-#if !defined(MAX_RADIX) || !defined(CAPACITY)
-#error "stages.cl needs MAX_RADIX and CAPACITY"
-#endif
 
 #define SPACE (CAPACITY / VECTOR)
 #if WG > 1

@@ -16,9 +16,6 @@
 // Params   SOURCE, RESULT    forms
 //          CONVOLVED         1 or 0: see above; if it is 0, length is n
 //          Others: see stages.cl
-#if !defined(SOURCE) || !defined(RESULT) || !defined(CONVOLVED)
-#error "whole_rows.cl needs SOURCE, RESULT and CONVOLVED"
-#endif
 
 #include "stages.cl"
 

@@ -8,12 +8,6 @@
 //                                          its low bits and code b + 16 in its high bits, both plus 8
 //          IN_BLOCKS, SCALE_T, SCALE_LOAD  1 for a scale per block, 0 for one per row; its dtype
 //          RUN                             consecutive elements that a work-item converts, which divide k, and 16 or 32
-#if !defined(T) || !defined(ACC) || !defined(STORE) || !defined(RUN)
-#error "dequantize.cl needs a dtype's macros and RUN"
-#endif
-#if !defined(BITS) || !defined(CODE_T) || !defined(IN_BLOCKS) || !defined(SCALE_T) || !defined(SCALE_LOAD)
-#error "dequantize.cl needs BITS, CODE_T, IN_BLOCKS, SCALE_T and SCALE_LOAD"
-#endif
 
 #define BLOCK 32
 #define EACH_OF_RUN for (int w = 0; w < (RUN < BLOCK / 2 ? RUN : BLOCK / 2); w++)

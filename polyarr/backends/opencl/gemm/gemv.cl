@@ -13,15 +13,6 @@
 //          ACTIVATION              none, relu, silu, gelu or gelu_tanh
 //          WIDE                    partial sums per work-item
 //          LANES, ROWS             1
-#if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
-#error "gemv.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
-#endif
-#if !defined(BIAS) || !defined(SAVE)
-#error "gemv.cl needs BIAS and SAVE"
-#endif
-#if !defined(ACTIVATION) || !defined(LANES) || !defined(ROWS) || !defined(WIDE)
-#error "gemv.cl needs ACTIVATION, LANES, ROWS and WIDE"
-#endif
 
 // A single accumulator would lose a digit for every few thousand terms, so chunks are summed on their own and then
 // added.

@@ -5,7 +5,7 @@
 // Arrays   those of gemv.cl; for a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32)
 // Launch   local (LANES, LINES, 1), global (groups of columns * LANES, LINES, batch); a group computes LINES * COLUMNS
 //          columns if Y_ALONG_K, else LANES * VECTOR columns
-// Params   those of gemv.cl except WIDE and ROWS
+// Params   T, FLOATING, X_ALONG_K, Y_ALONG_K, BIAS, SAVE, ACTIVATION    see gemv.cl
 //          M                      rows computed at once
 //          LANES, LINES, COLUMNS  with Y_ALONG_K, LANES work-items share COLUMNS columns (split along k), for each of
 //                                 LINES;
@@ -15,35 +15,12 @@
 //          VECTOR                 elements of y per vector, along k or along n, whose length it divides. The order of
 //                                 summation does not depend on the layout of y
 //          BY_WORD, Y_BY_WORD     1 if vectors of x, y are contiguous and aligned, so that one load reads a vector
-//          DTYPE, RAW, WORD       of x, as for DEFINE_VECTOR; Y_T, Y_DTYPE, Y_RAW, Y_WORD of y
+//          DTYPE, RAW, WORD       of x, for DEFINE_VECTOR
+//          Y_T, Y_DTYPE, Y_RAW, Y_WORD    of y
 //          BITS                   8 or 4 for codes of a quantized weight as in dequantize.cl, with Y_ALONG_K; else 0
 //          IN_BLOCKS, SCALE_T, SCALE_LOAD   1 for a scale per block of 32 codes, 0 for one per row; its dtype
 //          BIAS_T, BIAS_LOAD      dtype of bias
 //          KEEPS                  1 for compensated summation: a work-item adds so many terms that digits would be lost
-#if !defined(T) || !defined(FLOATING) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
-#error "gemv_gpu.cl needs a dtype's macros, FLOATING, X_ALONG_K and Y_ALONG_K"
-#endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
-#error "gemv_gpu.cl needs BIAS, SAVE and ACTIVATION"
-#endif
-#if !defined(LANES) || !defined(LINES) || !defined(COLUMNS) || !defined(M) || !defined(AHEAD) || !defined(KEEPS)
-#error "gemv_gpu.cl needs LANES, LINES, COLUMNS, M, AHEAD and KEEPS"
-#endif
-#if !defined(VECTOR) || !defined(DTYPE) || !defined(RAW) || !defined(WORD)
-#error "gemv_gpu.cl needs VECTOR, DTYPE, RAW and WORD"
-#endif
-#if !defined(BY_WORD) || !defined(Y_BY_WORD)
-#error "gemv_gpu.cl needs BY_WORD and Y_BY_WORD"
-#endif
-#if !defined(Y_T) || !defined(Y_DTYPE) || !defined(Y_RAW) || !defined(Y_WORD)
-#error "gemv_gpu.cl needs Y_T, Y_DTYPE, Y_RAW and Y_WORD"
-#endif
-#if !defined(BIAS_T) || !defined(BIAS_LOAD)
-#error "gemv_gpu.cl needs BIAS_T and BIAS_LOAD"
-#endif
-#if !defined(BITS) || !defined(IN_BLOCKS) || !defined(SCALE_T) || !defined(SCALE_LOAD)
-#error "gemv_gpu.cl needs BITS, IN_BLOCKS, SCALE_T and SCALE_LOAD"
-#endif
 
 #define GROUP (LANES * LINES)
 #define OUTPUTS (LINES * COLUMNS * M)  // outputs of a group, with Y_ALONG_K

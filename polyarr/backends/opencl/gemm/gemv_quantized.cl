@@ -11,15 +11,6 @@
 //          ACTIVATION                      none, relu, silu, gelu or gelu_tanh
 //          WIDE                            elements of a vector register: partial sums per element of y, 4, 8 or 16
 //          M, COLUMNS                      rows and columns of a tile
-#if !defined(T) || !defined(BIAS) || !defined(BIAS_T) || !defined(BIAS_LOAD) || !defined(ACTIVATION)
-#error "gemv_quantized.cl needs a dtype's macros, BIAS, BIAS_T, BIAS_LOAD and ACTIVATION"
-#endif
-#if !defined(BITS) || !defined(CODE_T) || !defined(IN_BLOCKS) || !defined(SCALE_T) || !defined(SCALE_LOAD)
-#error "gemv_quantized.cl needs BITS, CODE_T, IN_BLOCKS, SCALE_T and SCALE_LOAD"
-#endif
-#if !defined(WIDE) || !defined(M) || !defined(COLUMNS)
-#error "gemv_quantized.cl needs WIDE, M and COLUMNS"
-#endif
 
 #define VECTOR_NOW(type, wide) type##wide
 #define VECTOR_OF(type, wide) VECTOR_NOW(type, wide)

@@ -10,12 +10,6 @@
 //          ACTIVATION              none, relu, silu, gelu or gelu_tanh
 //          WIDE                    floats of a vector register: partial sums per element of out
 //          M, COLUMNS              rows and columns of a tile
-#if !defined(T) || !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
-#error "gemv_rows.cl needs a dtype's macros, BIAS, SAVE and ACTIVATION"
-#endif
-#if !defined(WIDE) || !defined(M) || !defined(COLUMNS)
-#error "gemv_rows.cl needs WIDE, M and COLUMNS"
-#endif
 
 #define VECTOR_NOW(wide) float##wide
 #define VECTOR(wide) VECTOR_NOW(wide)

@@ -10,9 +10,6 @@
 //          INDEX                  int or long
 //          LANES, ROWS            work-items that share a row of weight, rows of weight per group, powers of two
 //          WIDE                   partial sums per work-item
-#if !defined(T) || !defined(ACC) || !defined(INDEX) || !defined(LANES) || !defined(ROWS) || !defined(WIDE)
-#error "grouped_linear.cl needs a dtype's macros, INDEX, LANES, ROWS and WIDE"
-#endif
 
 // A single accumulator would lose a digit for every few thousand terms, so chunks are summed on their own and then
 // added.

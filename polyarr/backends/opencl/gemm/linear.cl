@@ -13,12 +13,6 @@
 //          SLICES                 work-items that share the rows of a column
 //          FOLDED                 rows that are viewed as one row of n columns, if one work-item takes all columns;
 //                                 else 1
-#if !defined(T) || !defined(FLOATING) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
-#error "linear.cl needs a dtype's macros, FLOATING, ACTIVATION, ACTIVATES and BIAS"
-#endif
-#if !defined(LANES) || !defined(WIDE) || !defined(SLICES) || !defined(FOLDED)
-#error "linear.cl needs LANES, WIDE, SLICES and FOLDED"
-#endif
 
 #define CHUNK 64  // rows summed without compensation before they are added to the total
 #define COLUMNS_FROM(first, end) ((first) < (end) ? (int)MIN(WIDE, ((end) - (first) + LANES - 1) / LANES) : 0)

@@ -4,7 +4,7 @@
 //          partials (row blocks, n) of ACC: column sums of gz over each block of rows; not accessed without BIAS
 // Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group processes LANES * VECTOR
 //          columns of rows_each rows
-// Params   T, ACC and the macros of DEFINE_VECTOR    a float dtype
+// Params   T, ACC, DTYPE, RAW, WORD    a float dtype, for DEFINE_VECTOR
 //          VECTOR           elements per vector load, a divisor of n
 //          FLOATING         1
 //          ACTIVATION       none, relu, silu, gelu or gelu_tanh
@@ -12,12 +12,6 @@
 //          BIAS             1 to write partials
 //          LANES, SLICES    adjacent work-items, and work-items that share a column
 //          DEPTH            rows that a work-item has in flight
-#if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(ACTIVATION) || !defined(ACTIVATES) || !defined(BIAS)
-#error "linear_gpu.cl needs a dtype's macros, VECTOR, WORD, ACTIVATION, ACTIVATES and BIAS"
-#endif
-#if !defined(LANES) || !defined(SLICES) || !defined(DEPTH)
-#error "linear_gpu.cl needs LANES, SLICES and DEPTH"
-#endif
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 #define WORD_AT(p, i) (*(__global const WORD *)((p) + (i)))

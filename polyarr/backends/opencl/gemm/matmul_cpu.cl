@@ -27,27 +27,8 @@
 //          LOCAL_ROOM              elements of local memory for the panels, or 0
 //          WIDE                    elements of a vector
 //          ROWS, VECTORS           the register tile
-//          DEPTH, X_BLOCK, Y_BLOCK lengths of packed blocks along k, m and n
+//          DEPTH, X_BLOCK, Y_BLOCK  lengths of packed blocks along k, m and n
 #include "im2col.cl"
-#if !defined(FINISH) || !defined(FLOAT32) || !defined(DIRECT) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
-#error "matmul_cpu.cl needs FINISH, FLOAT32, DIRECT, X_ALONG_K and Y_ALONG_K"
-#endif
-#if !defined(IM2COL)
-#error "matmul_cpu.cl needs IM2COL"
-#endif
-#if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION)
-#error "matmul_cpu.cl needs BIAS, SAVE and ACTIVATION"
-#endif
-#if !defined(WIDE) || !defined(ROWS) || !defined(VECTORS)
-#error "matmul_cpu.cl needs WIDE, ROWS and VECTORS"
-#endif
-#if !defined(DEPTH) || !defined(X_BLOCK) || !defined(Y_BLOCK)
-#error "matmul_cpu.cl needs DEPTH, X_BLOCK and Y_BLOCK"
-#endif
-
-#if !defined(LOCAL_ROOM)
-#error "matmul_cpu.cl needs LOCAL_ROOM"
-#endif
 
 #if LOCAL_ROOM
 #define PANELS __local

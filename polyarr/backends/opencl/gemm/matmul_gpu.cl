@@ -32,21 +32,6 @@
 //          LANES_N                       of 32 consecutive work-items, how many lie side by side along n
 //          RASTER                        tiles along m that run together, so that they share columns of y in the cache
 #include "im2col.cl"
-#if !defined(FLOAT32) || !defined(X_ALONG_K) || !defined(Y_ALONG_K)
-#error "matmul_gpu.cl needs FLOAT32, X_ALONG_K and Y_ALONG_K"
-#endif
-#if !defined(X_VECTOR) || !defined(Y_VECTOR)
-#error "matmul_gpu.cl needs X_VECTOR and Y_VECTOR"
-#endif
-#if !defined(OUT_VECTOR) || !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(SPLIT)
-#error "matmul_gpu.cl needs OUT_VECTOR, BIAS, SAVE, ACTIVATION and SPLIT"
-#endif
-#if !defined(TILE_M) || !defined(TILE_N) || !defined(TILE_K) || !defined(ITEM_M) || !defined(ITEM_N)
-#error "matmul_gpu.cl needs TILE_M, TILE_N, TILE_K, ITEM_M and ITEM_N"
-#endif
-#if !defined(LANES_N) || !defined(RASTER) || !defined(IM2COL)
-#error "matmul_gpu.cl needs LANES_N, RASTER and IM2COL"
-#endif
 
 #define ITEMS (TILE_M / ITEM_M * TILE_N / ITEM_N)
 #define LANES_M (32 / LANES_N)

@@ -14,9 +14,6 @@
 //          or slices
 // Params   WORD     type of a word
 //          INDEX    type of indices: int or long
-#if !defined(WORD) || !defined(INDEX)
-#error "index.cl needs WORD and INDEX"
-#endif
 
 // Normalize an index of an axis of length n: negative ones count from the end. Out of range, record a fault and return
 // -1.

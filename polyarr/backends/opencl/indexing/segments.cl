@@ -21,9 +21,6 @@
 //          KEY                    int, or long if int cannot count n
 //          GROUP, COLUMNS         powers of two
 //          ATOMICS                0 none, 1 by compare-and-swap, 2 by NVIDIA's instruction; 1 and 2 for float only
-#if !defined(T) || !defined(WIDE) || !defined(INDEX) || !defined(KEY) || !defined(GROUP) || !defined(COLUMNS) || !defined(ATOMICS)
-#error "segments.cl needs T, ACC, LOAD, STORE, WIDE, INDEX, KEY, GROUP, COLUMNS and ATOMICS"
-#endif
 
 // To keep the digits of long sums, RUN updates are summed on their own, and runs are added with Kahan's compensation.
 #define RUN 64

@@ -8,9 +8,6 @@
 // exponent.
 //
 // Source: Kahan, Branch cuts for complex elementary functions, 1987 (asin, acos, asinh, acosh, atanh, tanh, sqrt)
-#ifndef COMPLEX
-#error "complex.cl needs COMPLEX"
-#endif
 
 #if COMPLEX
 

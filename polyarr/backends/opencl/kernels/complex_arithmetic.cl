@@ -5,9 +5,6 @@
 //          ABSOLUTE   optional: a macro for fabs
 //
 // A complex number is a float2 or a double2: its real part and its imaginary part.
-#if !defined(ACC) || !defined(COMPLEX)
-#error "complex_arithmetic.cl needs ACC and COMPLEX"
-#endif
 
 #if COMPLEX
 

@@ -3,12 +3,6 @@
 // Params   T, ACC, DTYPE                dtype of the operands: storage type, arithmetic type, polyarr's name
 //          FLOATING, SIGNED, BOOLEAN    1 if the dtype is floating-point, signed, bool; else 0
 //          OUT_T                        storage type of the result
-#if !defined(T) || !defined(ACC) || !defined(DTYPE) || !defined(OUT_T)
-#error "expressions.cl needs T, ACC, DTYPE and OUT_T"
-#endif
-#if !defined(FLOATING) || !defined(SIGNED) || !defined(BOOLEAN)
-#error "expressions.cl needs FLOATING, SIGNED and BOOLEAN"
-#endif
 
 #if FLOATING
 

@@ -1,9 +1,6 @@
 // Loads of four consecutive float32 of a row as a float4; used to split float32 operands into 16-bit terms.
 //
 // Params   VECTOR    1 if rows consist of aligned float4
-#ifndef VECTOR
-#error "float4.cl needs VECTOR"
-#endif
 
 // Columns column .. column + 3 of a row; 0 beyond its end.
 static inline float4 load_float4(__global const float *row, long column, long columns) {

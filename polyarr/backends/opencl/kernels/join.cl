@@ -3,16 +3,10 @@
 //
 // Params   T, LOAD                 storage type of x, and its load function
 //          A                       type of the accumulator
-//          JOIN, START             the binary reduction, and its initial value, which may use `first`, the first
-//                                  element. Without them the constant argument `how` selects ADDED, GREATEST or
+//          JOIN, START             optional: the binary reduction, and its initial value, which may use `first`, the
+//                                  first element. Without them the constant argument `how` selects ADDED, GREATEST or
 //                                  SMALLEST
 //          VECTORS, STRIDE, LANES, PARTIALS    see reduce.cl
-#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(LANES)
-#error "join.cl needs T, LOAD, A and LANES"
-#endif
-#if !defined(VECTORS) || !defined(STRIDE) || !defined(PARTIALS)
-#error "join.cl needs VECTORS, STRIDE and PARTIALS"
-#endif
 
 #define ADDED 0
 #define GREATEST 1

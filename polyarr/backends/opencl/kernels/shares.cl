@@ -6,17 +6,12 @@
 // one chunk and stays in registers; otherwise it is reread, chunk by chunk, for each use.
 //
 // Launch   local (LANES, ROWS), global (LANES * groups, ROWS)
-// Params   T, ACC, LOAD, STORE and the macros of DEFINE_VECTOR    a float dtype
+// Params   T, ACC, LOAD, STORE, DTYPE, RAW, WORD    a float dtype, for DEFINE_VECTOR
+//          VECTOR         elements per vector
 //          LANES, ROWS    powers of two
 //          SLOTS          vectors of a share
 //          HELD           1 if a row fits into one chunk
 //          EVEN           1 if every row begins with an aligned vector and consists of whole ones
-#if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(LANES) || !defined(ROWS) || !defined(SLOTS)
-#error "shares.cl needs a dtype's macros, VECTOR, WORD, LANES, ROWS and SLOTS"
-#endif
-#if !defined(HELD) || !defined(EVEN)
-#error "shares.cl needs HELD and EVEN"
-#endif
 
 #define SHARE (SLOTS * VECTOR)
 #define CHUNK (LANES * SHARE)

@@ -7,9 +7,6 @@
 //
 // Params   VECTOR       elements of a vector
 //          WG, LANES    work-items per group, and per row: powers of two
-#if !defined(VECTOR) || !defined(WG) || !defined(LANES)
-#error "teams.cl needs VECTOR, WG and LANES"
-#endif
 
 #define STEP (LANES * VECTOR)
 #define RUN 128  // slots that are summed on their own, which loses fewer digits than one long sum

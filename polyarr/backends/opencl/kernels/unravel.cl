@@ -2,9 +2,6 @@
 //
 // Params   NDIM     number of axes, at least 1
 //          INDEX    unsigned type that can count the elements
-#if !defined(NDIM) || !defined(INDEX)
-#error "unravel.cl needs NDIM and INDEX"
-#endif
 
 // Unravel index i of a row-major array of this shape into index[].
 static inline void unravel(INDEX i, const long *shape, INDEX *index) {

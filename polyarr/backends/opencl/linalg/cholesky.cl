@@ -13,9 +13,6 @@
 //          OUT_T, STORE    dtype of out: storage type, store function
 //          WG              work-items per group
 //          TILE            rows and columns of a tile
-#if !defined(ACC) || !defined(COMPLEX) || !defined(OUT_T) || !defined(STORE) || !defined(WG) || !defined(TILE)
-#error "cholesky.cl needs ACC, COMPLEX, OUT_T, STORE, WG and TILE"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

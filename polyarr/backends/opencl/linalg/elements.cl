@@ -4,9 +4,6 @@
 //          COMPLEX    1 if elements are complex numbers, whose parts are of type ACC; 0 if they are of type ACC
 //
 // Sums of elements, and their products with and quotients by numbers of type ACC, are written as such.
-#if !defined(ACC) || !defined(COMPLEX)
-#error "elements.cl needs ACC and COMPLEX"
-#endif
 
 #if COMPLEX
 typedef Complex Element;

@@ -10,9 +10,6 @@
 // Params   ACC, COMPLEX    see elements.cl
 //          WG              work-items per group, 1 on CPUs
 //          PANEL           largest width
-#if !defined(ACC) || !defined(COMPLEX) || !defined(WG) || !defined(PANEL)
-#error "elimination.cl needs ACC, COMPLEX, WG and PANEL"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

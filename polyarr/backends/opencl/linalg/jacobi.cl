@@ -22,12 +22,6 @@
 //          HALF            rows of a block, at least 2, and 4 HALF^2 >= WG
 //          WIDE            columns of a vector, a divisor of 2 HALF; 1 if elements are complex
 //          CHUNK           columns of a chunk, a multiple of WIDE * WG
-#if !defined(ACC) || !defined(COMPLEX) || !defined(EPS)
-#error "jacobi.cl needs ACC, COMPLEX and EPS"
-#endif
-#if !defined(WG) || !defined(HALF) || !defined(WIDE) || !defined(CHUNK)
-#error "jacobi.cl needs WG, HALF, WIDE and CHUNK"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

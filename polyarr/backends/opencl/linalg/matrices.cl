@@ -11,16 +11,10 @@
 //          move, subtract    groups of WG, one for `each` rows; rows of all matrices count
 //          find_signs   a group of WG per matrix and chunk of WG columns
 // Params   T, LOAD      dtype read by measure and move: storage type, load function
-//          OUT_T, STORE dtype written by move: storage type, store function
-//          ACC, COMPLEX see elements.cl; T and OUT_T are complex, too, if elements are
+//          OUT_T, STORE  dtype written by move: storage type, store function
+//          ACC, COMPLEX  see elements.cl; T and OUT_T are complex, too, if elements are
 //          MAX_SCALE    the largest scale; its reciprocal is a normal number, too
 //          WG           work-items per group, 1 on CPUs
-#if !defined(T) || !defined(LOAD) || !defined(OUT_T) || !defined(STORE) || !defined(ACC) || !defined(WG)
-#error "matrices.cl needs T, LOAD, OUT_T, STORE, ACC and WG"
-#endif
-#if !defined(COMPLEX) || !defined(MAX_SCALE)
-#error "matrices.cl needs COMPLEX and MAX_SCALE"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

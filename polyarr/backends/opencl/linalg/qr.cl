@@ -9,9 +9,6 @@
 //          PANEL           largest width
 //
 // A reflection I - tau v v^H is Hermitian, so the diagonal of R has the phases of the vectors that are reflected.
-#if !defined(ACC) || !defined(COMPLEX) || !defined(WG) || !defined(PANEL)
-#error "qr.cl needs ACC, COMPLEX, WG and PANEL"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

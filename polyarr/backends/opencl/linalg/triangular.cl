@@ -8,9 +8,6 @@
 // Params   ACC, COMPLEX    see elements.cl
 //          WG, CHUNK       work-items per group, 1 on CPUs; columns of a chunk
 //          PANEL           most equations
-#if !defined(ACC) || !defined(COMPLEX) || !defined(WG) || !defined(CHUNK) || !defined(PANEL)
-#error "triangular.cl needs ACC, COMPLEX, WG, CHUNK and PANEL"
-#endif
 
 #include "complex_arithmetic.cl"
 #include "elements.cl"

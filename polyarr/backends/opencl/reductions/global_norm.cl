@@ -9,9 +9,6 @@
 //          ACC                   type of the result and of all sums
 //          LANES, WIDE, ROWS     work-items per group, partial sums per work-item, 1: see EACH_COLUMN in prelude.cl
 //          BLOCK                 elements per block
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(BLOCK)
-#error "global_norm.cl needs a dtype's macros, LANES, WIDE, ROWS and BLOCK"
-#endif
 
 #define TENSOR(k) __global const T *restrict x##k, const long n##k
 #define BLOCKS(n) (((n) + BLOCK - 1) / BLOCK)

@@ -22,15 +22,6 @@
 //          WG, LANES          work-items per group, and per row: powers of two
 //          PARTIALS           independent accumulators per work-item, a power of two
 //          COLUMNS            columns per group of reduce_columns
-#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(JOIN)
-#error "reduce.cl needs T, LOAD, A, OUT_T, STORE and JOIN"
-#endif
-#if !defined(START) || !defined(FIND) || !defined(VECTORS) || !defined(STRIDE)
-#error "reduce.cl needs START, FIND, VECTORS and STRIDE"
-#endif
-#if !defined(WG) || !defined(LANES) || !defined(PARTIALS) || !defined(COLUMNS)
-#error "reduce.cl needs WG, LANES, PARTIALS and COLUMNS"
-#endif
 
 #include "join.cl"
 

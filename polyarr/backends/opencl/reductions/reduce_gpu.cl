@@ -5,18 +5,13 @@
 //
 // Arrays   as in reduce.cl; arg_rows writes indices, and takes the length as one part
 // Launch   groups of WG, with WG / LANES rows each; parts along the second dimension
-// Params   T, ACC, LOAD and the macros of DEFINE_VECTOR    dtype of x
+// Params   T, ACC, LOAD, DTYPE, RAW, WORD    dtype of x, for DEFINE_VECTOR
+//          VECTOR          elements per vector
 //          A               type of the accumulator
 //          OUT_T, STORE    dtype of the results
 //          JOIN, START     the binary reduction, and its initial value, which may use `first`, the first element
-//          BEFORE          comparison of arg_rows: > or <; not defined for complex numbers, which have no order
+//          BEFORE          optional: comparison of arg_rows, > or <; complex numbers have no order
 //          WG, LANES       work-items per group, and per row: powers of two
-#if !defined(T) || !defined(VECTOR) || !defined(WORD) || !defined(A) || !defined(OUT_T) || !defined(STORE)
-#error "reduce_gpu.cl needs a dtype's macros, VECTOR, WORD, A, OUT_T and STORE"
-#endif
-#if !defined(JOIN) || !defined(START) || !defined(WG) || !defined(LANES)
-#error "reduce_gpu.cl needs JOIN, START, WG and LANES"
-#endif
 
 #include "teams.cl"
 

@@ -14,19 +14,11 @@
 //          OUT_T, STORE    dtype of out: storage type, store function
 //          COMPENSATED     1 for Kahan summation, if A is a float type no wider than that of out
 //          WG, COLUMNS     work-items per group, a power of two; columns per work-item
-//          LANES           scan_rows: work-items that share a row, a power of two and at least 16
-//          VECTORS_PER_LANE    scan_rows: vectors of each of them at a time
-//          VECTOR          scan_rows: elements per vector; ACC, DTYPE, RAW, WORD of x and OUT_ACC, OUT_DTYPE, OUT_RAW,
-//                          OUT_WORD as for DEFINE_VECTOR
-#if !defined(T) || !defined(LOAD) || !defined(A) || !defined(OUT_T) || !defined(STORE) || !defined(COMPENSATED)
-#error "scan.cl needs T, LOAD, A, OUT_T, STORE and COMPENSATED"
-#endif
-#if !defined(WG) || !defined(COLUMNS)
-#error "scan.cl needs WG and COLUMNS"
-#endif
-#if !defined(VECTOR) || !defined(WORD) || !defined(OUT_WORD)
-#error "scan.cl needs VECTOR, WORD and OUT_WORD"
-#endif
+//          LANES           for scan_rows: work-items that share a row, a power of two and at least 16
+//          VECTORS_PER_LANE    for scan_rows: vectors of each of them at a time
+//          VECTOR          for scan_rows: elements per vector
+//          ACC, DTYPE, RAW, WORD                    of x, for DEFINE_VECTOR
+//          OUT_ACC, OUT_DTYPE, OUT_RAW, OUT_WORD    of out
 
 #if COMPENSATED
 #define ADD_UP(SUM, LOST, V) KAHAN_ADD(A, SUM, LOST, V)

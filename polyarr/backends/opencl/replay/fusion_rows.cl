@@ -11,12 +11,6 @@
 //          NDIM                 number of axes after merging: those of the rows, and the row itself
 //          ARRAYS, INDEX        see elementwise.cl
 //          those of expressions.cl, and of join.cl without JOIN and START
-#if !defined(PARAMETERS) || !defined(BASES) || !defined(PHASES) || !defined(KEPT)
-#error "fusion_rows.cl needs PARAMETERS, BASES, PHASES and KEPT"
-#endif
-#if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX)
-#error "fusion_rows.cl needs NDIM, ARRAYS and INDEX"
-#endif
 
 #include "functions.cl"
 #include "expressions.cl"

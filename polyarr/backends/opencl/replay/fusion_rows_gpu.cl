@@ -14,12 +14,6 @@
 //          NDIM                 number of axes after merging: those of the rows, and the row itself
 //          ARRAYS, INDEX        see elementwise.cl
 //          those of expressions.cl and of teams.cl
-#if !defined(PARAMETERS) || !defined(BASES) || !defined(FUNCTIONS) || !defined(HELD) || !defined(PHASES) || !defined(A)
-#error "fusion_rows_gpu.cl needs PARAMETERS, BASES, FUNCTIONS, HELD, PHASES and A"
-#endif
-#if !defined(NDIM) || !defined(ARRAYS) || !defined(INDEX) || !defined(SLOTS) || !defined(WHOLE) || !defined(EVEN)
-#error "fusion_rows_gpu.cl needs NDIM, ARRAYS, INDEX, SLOTS, WHOLE and EVEN"
-#endif
 
 #include "functions.cl"
 #include "expressions.cl"

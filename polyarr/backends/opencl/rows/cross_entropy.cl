@@ -6,9 +6,6 @@
 // Params   those of losses.cl
 //          LANES, ROWS    work-items per row, rows per work-group, powers of two
 //          WIDE           partial results per work-item
-#if !defined(LANES) || !defined(WIDE) || !defined(ROWS)
-#error "cross_entropy.cl needs LANES, WIDE and ROWS"
-#endif
 
 #include "losses.cl"
 

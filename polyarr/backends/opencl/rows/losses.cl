@@ -12,9 +12,6 @@
 //          INDEX                  C type of targets
 //          REDUCED                1 if the losses are reduced to one, else 0
 //          SMOOTHED               1 if there is label smoothing
-#if !defined(T) || !defined(INDEX) || !defined(REDUCED) || !defined(SMOOTHED)
-#error "cross entropy needs a dtype's macros, INDEX, REDUCED and SMOOTHED"
-#endif
 
 static inline int is_counted(const long target, const long ignore_index, const long cols) {
     return target != ignore_index && target >= 0 && target < cols;

@@ -15,12 +15,6 @@
 //          HAS_WEIGHT, HAS_BIAS         1 if weight, bias are read
 //          WANTS_WEIGHT, WANTS_BIAS     1 to write dweight, dbias
 //          ADDS                         1 to read added (and write total)
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(CENTRED)
-#error "norm.cl needs a dtype's macros, LANES, WIDE, ROWS and CENTRED"
-#endif
-#if !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS) || !defined(ADDS)
-#error "norm.cl needs HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS and ADDS"
-#endif
 
 #define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
 

@@ -4,12 +4,6 @@
 // Launch   see shares.cl; backward, LANES work-items process rows_each rows
 // Params   those of shares.cl, with EVEN 1
 //          CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT, WANTS_BIAS, ADDS    see norm.cl
-#if !defined(CENTRED) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || !defined(WANTS_WEIGHT) || !defined(WANTS_BIAS)
-#error "norm_gpu.cl needs CENTRED, HAS_WEIGHT, HAS_BIAS, WANTS_WEIGHT and WANTS_BIAS"
-#endif
-#ifndef ADDS
-#error "norm_gpu.cl needs ADDS"
-#endif
 
 #define SAVED(row, what) saved[(1 + CENTRED) * (row) + (what)]
 

@@ -6,9 +6,6 @@
 //          COLUMNS          adjacent columns per group
 //          SPLIT            work-items per column, a power of two
 //          TILE             columns per work-item
-#if !defined(T) || !defined(COLUMNS) || !defined(SPLIT) || !defined(TILE)
-#error "rows.cl needs a dtype's macros, COLUMNS, SPLIT and TILE"
-#endif
 
 DEFINE_JOIN(split_sum, ACC, SPLIT, ADD)
 

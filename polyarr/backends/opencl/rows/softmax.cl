@@ -8,9 +8,6 @@
 //          LANES, ROWS            work-items per row, rows per work-group, powers of two
 //          WIDE                   partial results per work-item
 //          IN_LOGS                1 for log-softmax, 0 for softmax
-#if !defined(T) || !defined(LANES) || !defined(WIDE) || !defined(ROWS) || !defined(IN_LOGS)
-#error "softmax.cl needs a dtype's macros, LANES, WIDE, ROWS and IN_LOGS"
-#endif
 
 #define HELD 4096  // exponentials buffered in the L1 cache, if y is too narrow to hold them
 

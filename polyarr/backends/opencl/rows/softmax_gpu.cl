@@ -4,9 +4,6 @@
 // Launch   see shares.cl; LANES work-items share a row, rows_each is 1
 // Params   those of shares.cl
 //          IN_LOGS    1 for log-softmax, 0 for softmax
-#ifndef IN_LOGS
-#error "softmax_gpu.cl needs IN_LOGS"
-#endif
 
 #include "shares.cl"
 

@@ -12,7 +12,7 @@ import pyopencl as cl
 from polyarr.backends.opencl.runtime.commands import Commands, Kernel
 from polyarr.backends.opencl.runtime.driver import ERRORS
 from polyarr.backends.opencl.runtime.pocl import target_of
-from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, source_of
+from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, needed, source_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, complex64, complex128, float16, float32, float64
 from polyarr.core.spec import bool as bool_
@@ -118,8 +118,14 @@ class ProgramCache:
             ) from error
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
-        """Return the source for the compiler: macros about the device, the other macros, the files."""
+        """Return the source for the compiler: macros about the device, the other macros, the files.
+
+        Raises:
+            BackendError: A macro is missing that the header of <stem>.cl lists.
+        """
         macros = {**self.known, **defines}
+        if missing := needed(stem) - {name.partition("(")[0] for name in macros}:
+            raise BackendError(f"{stem}.cl needs {', '.join(sorted(missing))}; given are {', '.join(macros)}")
         target = f"// {target_of(self._device)}\n"  # so that caches keep the binaries of processors apart
         return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
 

@@ -13,6 +13,10 @@ INCLUDE = re.compile(r'^#include "(\w+)\.cl"\n', re.MULTILINE)
 # A macro for arguments, with its parameter if it has one, and its expansion; never under an #if.
 MACRO = re.compile(r"^#define (\w+)(?:\((\w+)\))? ((?:.*\\\n)*.*)$", re.MULTILINE)
 KERNEL = re.compile(r"__kernel\b[^;{]*?\bvoid (\w+)\(([^{]*)\) \{")
+# The list of macros in a file's header, and one entry of it: names, a gap, and an explanation.
+PARAMS = re.compile(r"^// Params  .*\n(?://          .*\n)*", re.MULTILINE)
+ENTRY = re.compile(r"^//.{10}([A-Z]\w*(?:\(\w+\))?(?:, [A-Z]\w*)*) {2,}(?! |optional)", re.MULTILINE)
+DEFINED = re.compile(r"^ *# *define (\w+)", re.MULTILINE)
 # The C types in which scalars are passed and arithmetic is done.
 SCALARS = {
     "int": np.dtype("int32"),
@@ -32,9 +36,31 @@ Arguments = tuple[Any, ...]  # of a kernel: a dtype for each scalar, STRUCTURE, 
 def source_of(stem: str) -> str:
     """Return the prelude, the files that <stem>.cl includes, and that file, with #line directives."""
     texts = {name: FILES[name].read_text() for name in ("prelude", stem)}
-    included = {name: FILES[name].read_text() for name in INCLUDE.findall(texts[stem])}
+    included = {name: FILES[name].read_text() for name in included_in(stem)}
     texts = {"prelude": texts["prelude"], **included, stem: INCLUDE.sub("\n", texts[stem])}
     return "\n".join(f'#line 1 "{name}.cl"\n{text}' for name, text in texts.items())
+
+
+def included_in(stem: str) -> list[str]:
+    """Return the files that <stem>.cl includes."""
+    return INCLUDE.findall(FILES[stem].read_text())
+
+
+@cache
+def needed(stem: str) -> frozenset[str]:
+    """Return the macros that launchers must define: all that the headers of <stem>.cl and its includes list.
+
+    Left out are those that an entry calls optional, and those of an include that the source itself defines. Files of
+    nvidia/ state with `#error` what they need.
+    """
+    included, own = map(_listed_in, (included_in(stem), [stem]))
+    return own | (included - {*DEFINED.findall(source_of(stem))})
+
+
+def _listed_in(stems: list[str]) -> frozenset[str]:
+    headers = [PARAMS.search(FILES[stem].read_text()) for stem in stems if FILES[stem].parent.name != "nvidia"]
+    entries = [names for header in headers if header for names in ENTRY.findall(header[0])]
+    return frozenset(name.partition("(")[0] for names in entries for name in names.split(", "))
 
 
 @cache

@@ -8,9 +8,6 @@
 //          ITEM_BITS    bits of an item's key: at most 16, 32 or 64
 //          LANES        work-items per tile, a power of two, at most 2^16 / EACH
 //          EACH         items per work-item: 8 or 16
-#if !defined(KEY) || !defined(ITEM_BITS) || !defined(LANES) || !defined(EACH)
-#error "items.cl needs KEY, ITEM_BITS, LANES and EACH"
-#endif
 
 // An item is a key and its position in the tile. No two items are equal, which makes the sort stable. NONE is greater
 // than every item.

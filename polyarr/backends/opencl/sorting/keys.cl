@@ -5,9 +5,6 @@
 //          KIND             kind of elements: 0 unsigned, 1 signed, 2 float
 //          INFINITY_BITS    the bits of infinity (KIND 2)
 //          DESCENDING       1 for descending order (nan first), 0 for ascending order (nan last)
-#if !defined(KEY) || !defined(BITS) || !defined(KIND) || !defined(INFINITY_BITS) || !defined(DESCENDING)
-#error "keys.cl needs KEY, BITS, KIND, INFINITY_BITS and DESCENDING"
-#endif
 
 // Write out[to] for the element at index `from` of row x: the element itself if `values`, else its index.
 #define WRITE_RESULT(out, to, x, from, values) { \

@@ -10,9 +10,6 @@
 //          finish: one work-item for each of the first `kept` elements of each row; `values` is 1 to write the sorted
 //          elements, 0 for the order
 // Params   those of keys.cl
-#if !defined(KEY) || !defined(DESCENDING)
-#error "sort.cl needs what keys.cl needs"
-#endif
 
 #include "keys.cl"
 

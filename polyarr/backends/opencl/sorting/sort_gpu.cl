@@ -11,9 +11,6 @@
 //          TILES_PER_GROUP    tiles per work-group, a power of two
 #include "keys.cl"
 #include "items.cl"
-#if !defined(TILES_PER_GROUP)
-#error "sort_gpu.cl needs TILES_PER_GROUP"
-#endif
 
 #define SORTING __attribute__((reqd_work_group_size(LANES * TILES_PER_GROUP, 1, 1)))
 

@@ -5,9 +5,7 @@
 // Params   T       element type
 //          WIDE    elements of a vector
 //          SUMS    independent accumulators: enough to hide the latency of an addition, few enough to stay in registers
-#if !defined(T) || !defined(WIDE) || !defined(SUMS)
-#error "measure.cl needs T, WIDE and SUMS"
-#endif
+
 #define JOIN_NOW(a, b) a##b
 #define JOIN_NAMES(a, b) JOIN_NOW(a, b)
 typedef JOIN_NAMES(T, WIDE) vector __attribute__((aligned(4)));

@@ -13,6 +13,7 @@ import pytest
 
 import polyarr
 from polyarr.core.current import use_backend
+from polyarr.core.errors import BackendError
 from tests.helpers.opencl_modules import opencl_modules
 from tests.sanitize.cases import cases
 from tests.sanitize.device import backend_of
@@ -30,6 +31,8 @@ GUARDED = {
 }
 NVIDIAS = re.compile(r'#include "(ptx|wgmma)\.cl"')  # in files that only variants load
 NVIDIAS_OWN = ("ptx.cl", "wgmma.cl", "images.cl")
+NVIDIAS_FILES = {path.name for path in (BACKEND / "nvidia").glob("*.cl")}
+OTHER_ENTRY = re.compile(r" {2,}optional|those of |see stages.cl")  # of a list of macros
 STRUCT = re.compile(r"typedef struct \{([^}]*)\} \w+;")
 
 
@@ -161,3 +164,31 @@ def test_all_kernels_compile_to_spirv(backend, tmp_path):
 )
 def test_the_check_sees(planted, complaint, tmp_path):
     assert complaint in spirv_problem(planted, tmp_path, "planted")
+
+
+# ---- macros ------------------------------------------------------------------------------------------------------
+
+
+def test_headers_list_macros_in_a_form_that_is_checked():
+    listed = {name: source.PARAMS.search(text) for name, text in FILES.items() if name not in NVIDIAS_FILES}
+    entries = [line for header in listed.values() if header for line in header[0].splitlines() if line[12:13].strip()]
+    unknown = [line for line in entries if not (source.ENTRY.match(line) or OTHER_ENTRY.search(line))]
+    assert unknown == []
+    assert not source.ENTRY.match("//          PAIR type of a complex number")
+
+
+@pytest.mark.parametrize(
+    ("stem", "macros"),
+    [
+        ("gelu", {"ACTIVATION", "VECTOR"}),
+        ("spread", {"WIDE", "T"}),  # those of an included file
+        ("elementwise", {"LOADS", "NDIM"}),  # a macro with a parameter
+        ("reduce", {"JOIN"}),  # an included file defines it if it is missing
+    ],
+)
+def test_a_program_needs_the_macros_of_its_header(stem, macros):
+    programs = Recorder(is_cpu=True).programs
+    defines = dict.fromkeys(source.needed(stem) - macros, 1)
+    with pytest.raises(BackendError, match=rf"{stem}.cl needs {', '.join(sorted(macros))}; given are "):
+        programs.text(stem, defines)
+    assert programs.text(stem, {f"{name}(j)": 1 for name in source.needed(stem)})

@@ -132,7 +132,7 @@ def test_caches_tell_targets_apart(backend, monkeypatch):
     for target in ("znver3", "skylake-avx512"):
         monkeypatch.setattr(program, "target_of", lambda device, target=target: target)
         with pytest.raises(ZeroDivisionError):
-            programs._build("random", {})
+            programs._build("random", {"STATE_ON_DEVICE": 0})
     assert sources[0] != sources[1]
 
 
@@ -164,7 +164,7 @@ def test_an_entry_is_of_the_declarations_too(backend, monkeypatch):
     for text in (source.declarations(), "// others\n"):
         monkeypatch.setattr("polyarr.backends.opencl.runtime.compiled.declarations", lambda text=text: text)
         with pytest.raises(ZeroDivisionError):
-            devices.select().programs._build("random", {})
+            devices.select().programs._build("random", {"STATE_ON_DEVICE": 0})
     assert names[0] != names[1]
 
 
