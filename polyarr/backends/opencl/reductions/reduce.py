@@ -75,17 +75,8 @@ def _join_parts(device: Device, name: str, out: Spec, partial: Buffer) -> Buffer
     return _launch(device, name, out, partial, Window(1, parts, outputs, 0, outputs, 1))
 
 
-def argmax(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
-    """Return the index of the first maximum; nan counts as the maximum."""
-    return _find("max", device, out, x, axis)
-
-
-def argmin(device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
-    """Return the index of the first minimum; nan counts as the minimum."""
-    return _find("min", device, out, x, axis)
-
-
-def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> Buffer:
+def _find(name: str, device: Device, out: Spec, x: Buffer, *, axis: int | None, keepdims: bool = False) -> Buffer:
+    """Return the index of the first maximum ("max") or minimum ("min"); nan counts as either."""
     if axis is None:
         x, axis = reshape(device, Spec((x.size,), x.dtype), x, shape=(x.size,)), 0
     window = _window(x.shape, x.strides, (axis,))
@@ -101,6 +92,9 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, axis: int | None) -> 
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, wanted.memory, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, "min", out, result)
+
+
+argmax, argmin = partial(_find, "max"), partial(_find, "min")
 
 
 # ---- strided views -----------------------------------------------------------------------------------------------

@@ -12,10 +12,7 @@ from polyarr.backends.opencl.table import KERNELS, following
 from polyarr.core.program import Program, Step, flat
 
 OF_SUM = {norm.layer_norm: norm.layer_norm_of_sum, norm.rms_norm: norm.rms_norm_of_sum}
-AND_SUM = {
-    norm.layer_norm_backward: norm.layer_norm_backward_and_sum,
-    norm.rms_norm_backward: norm.rms_norm_backward_and_sum,
-}
+AND_SUM = {norm.layer_norm_backward, norm.rms_norm_backward}  # with the other gradient as one more input
 
 
 def fuse_residual_adds(device: Device, program: Program) -> Program:
@@ -33,7 +30,7 @@ def fuse_residual_adds(device: Device, program: Program) -> Program:
             for m, other in steps.only_sum_with(step.outputs[0]):
                 if steps.are_there(n, (other,)):
                     inputs, outputs = (*step.inputs, other), (program.steps[m].outputs, *step.outputs[1:])
-                    call = following(device, AND_SUM[launcher])
+                    call = following(device, launcher)  # without the checks of an op's own inputs
                     steps.join(n, m, step._replace(call=call, inputs=inputs, outputs=outputs))
     return program._replace(steps=tuple([step for step in steps.all if step is not None]))
 

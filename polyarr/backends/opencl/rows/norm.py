@@ -1,5 +1,6 @@
 """Layer norm and RMS norm, forward and backward. Forward saves the mean (layer norm only) and rstd of each row."""
 
+from functools import partial
 from typing import Any
 
 from polyarr.backends.opencl.copying.copy import dense
@@ -10,83 +11,41 @@ from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec
 
 
-def layer_norm(
-    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
+def _forward(
+    centred: int, device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None = None, *, eps: float
 ) -> Any:
     """Normalize the last axis, then scale and shift. weight and bias are None or of x's dtype; else NotImplemented."""
-    return _forward(device, out, x, weight, bias, eps, centred=1)
+    if not alike(x, weight, bias):
+        return NotImplemented
+    return _launch(device, out, dense(device, x), None, weight, bias, eps, centred)[1]
+
+
+def _of_sum(
+    centred: int, device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None,
+    bias: Buffer | None = None, *, eps: float,
+) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
+    """Return x + added (of one shape), and the norm of the sum; weight and bias are of x's dtype."""
+    return _launch(device, out, dense(device, x), dense(device, added), weight, bias, eps, centred)
+
+
+layer_norm, rms_norm = partial(_forward, 1), partial(_forward, 0)
+layer_norm_of_sum, rms_norm_of_sum = partial(_of_sum, 1), partial(_of_sum, 0)
 
 
 def layer_norm_backward(
     device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
-    *, wanted: tuple[bool, bool, bool], eps: float,
+    added: Buffer | None = None, *, wanted: tuple[bool, bool, bool], eps: float,
 ) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
-    """Return the gradients of x, weight and bias; that of x is always computed."""
-    return _backward(device, g, saved, x, weight, bias, wanted, centred=1)
-
-
-def rms_norm(device: Device, out: Spec, x: Buffer, weight: Buffer | None, *, eps: float) -> Any:
-    """Divide by the root mean square of the last axis, then scale. weight is None or of x's dtype."""
-    return _forward(device, out, x, weight, None, eps, centred=0)
+    """Return the gradients of x (plus `added`), weight and bias; the first one is always computed."""
+    return _backward(device, g, saved, x, weight, bias, added, wanted, 1)
 
 
 def rms_norm_backward(
-    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None,
+    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, added: Buffer | None = None,
     *, wanted: tuple[bool, bool], eps: float,
 ) -> tuple[Buffer, Buffer | None]:  # fmt: skip
-    """Return the gradients of x and weight; that of x is always computed."""
-    return _backward(device, g, saved, x, weight, None, (*wanted, False), centred=0)[:2]
-
-
-# ---- fused with a residual connection ------------------------------------------------------------------------------
-
-
-def layer_norm_of_sum(
-    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, *, eps: float
-) -> tuple[Buffer, tuple[Buffer, Buffer]]:
-    """Return x + added (of one shape), and layer_norm of the sum; weight and bias are of x's dtype."""
-    return _of_sum(device, out, x, added, weight, bias, eps, centred=1)
-
-
-def layer_norm_backward_and_sum(
-    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None, added: Buffer,
-    *, wanted: tuple[bool, bool, bool], eps: float,
-) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
-    """Return the gradients of layer_norm_backward, with `added` added to that of x."""
-    return _backward(device, g, saved, x, weight, bias, wanted, 1, added)
-
-
-def rms_norm_of_sum(
-    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, *, eps: float
-) -> tuple[Buffer, tuple[Buffer, Buffer]]:
-    """Return x + added (of one shape), and rms_norm of the sum."""
-    return _of_sum(device, out, x, added, weight, None, eps, centred=0)
-
-
-def rms_norm_backward_and_sum(
-    device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, added: Buffer,
-    *, wanted: tuple[bool, bool], eps: float,
-) -> tuple[Buffer, Buffer | None]:  # fmt: skip
-    """Return the gradients of rms_norm_backward, with `added` added to that of x."""
-    return _backward(device, g, saved, x, weight, None, (*wanted, False), 0, added)[:2]
-
-
-# ---- launches ----------------------------------------------------------------------------------------------------
-
-
-def _of_sum(
-    device: Device, out: Spec, x: Buffer, added: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float,
-    centred: int,
-) -> tuple[Buffer, tuple[Buffer, Buffer]]:  # fmt: skip
-    return _launch(device, out, dense(device, x), dense(device, added), weight, bias, eps, centred)
-
-
-def _forward(
-    device: Device, out: Spec, x: Buffer, weight: Buffer | None, bias: Buffer | None, eps: float, centred: int
-) -> Any:
-    if not alike(x, weight, bias):
-        return NotImplemented
-    return _launch(device, out, dense(device, x), None, weight, bias, eps, centred)[1]
+    """Return the gradients of x (plus `added`) and weight; the first one is always computed."""
+    return _backward(device, g, saved, x, weight, None, added, (*wanted, False), 0)[:2]
 
 
 def _launch(
@@ -105,7 +64,7 @@ def _launch(
 
 def _backward(
     device: Device, g: Buffer, saved: Buffer, x: Buffer, weight: Buffer | None, bias: Buffer | None,
-    wanted: tuple[bool, bool, bool], centred: int, added: Buffer | None = None,
+    added: Buffer | None, wanted: tuple[bool, bool, bool], centred: int,
 ) -> tuple[Buffer, Buffer | None, Buffer | None]:  # fmt: skip
     g, x, w, added = dense(device, g), dense(device, x), dense_or_none(device, weight), dense_or_none(device, added)
     dx = device.empty(spec_of(x))

@@ -3,7 +3,7 @@
 CPUs sort long tiles by radix sort, short ones by insertion and merging. GPUs use radix sort for very long rows.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -22,29 +22,27 @@ INFINITIES = {float16: "0x7c00", bfloat16: "0x7f80", float32: "0x7f800000"}
 INT32 = np.dtype("int32")
 
 
-def argsort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
-    """Return the order that sorts x along axis, with nan as the largest value."""
-    return _sorted(device, out, x, axis, descending, False)
+def _sorted(
+    values: bool, device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True
+) -> Buffer:
+    """Return the sorted elements along axis, or their order; only the first ones if out is shorter there.
 
-
-def sort(device: Device, out: Spec, x: Buffer, *, axis: int, descending: bool, stable: bool = True) -> Buffer:
-    """Return x sorted along axis, with nan as the largest value."""
-    return _sorted(device, out, x, axis, descending, True)
-
-
-def order(device: Device, x: Buffer) -> Buffer:
-    """Return the order that sorts a dense 1-d x, as int32."""
-    return choose(device, "sort", VARIANTS, x, False, None, False)
-
-
-def _sorted(device: Device, out: Spec, x: Buffer, axis: int, descending: bool, values: bool) -> Buffer:
-    """Return the sorted elements along axis, or their order; only the first ones if out is shorter there."""
+    nan counts as the largest value.
+    """
     last = x.ndim - 1
     x = dense(device, swapped(x, axis, last))
     result = device.empty(Spec((*x.shape[:last], out.shape[axis]), out.dtype))
     if result.size:
         choose(device, "sort", VARIANTS, x, descending, result, values)
     return swapped(result, axis, last)
+
+
+argsort, sort = partial(_sorted, False), partial(_sorted, True)
+
+
+def order(device: Device, x: Buffer) -> Buffer:
+    """Return the order that sorts a dense 1-d x, as int32."""
+    return choose(device, "sort", VARIANTS, x, False, None, False)
 
 
 def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
