@@ -25,47 +25,27 @@ from polyarr.core.number import evaluate
 from polyarr.core.spec import COMPLEX, FLOATS, NARROW, SIGNED, Number, Spec, float16, float64, real_of, uint64
 from polyarr.core.spec import bool as bool_
 
-# Expressions in C; x and y are elements in the arithmetic type. Functions in capitals, and those that OpenCL lacks,
-# are in prelude.cl, functions.cl and expressions.cl.
+# Expressions in C by op; x and y are elements in the arithmetic type. Functions in capitals, and those that OpenCL
+# lacks, are in prelude.cl, functions.cl and expressions.cl. Unary functions have the name of their op.
+UNARY_FUNCTIONS = """
+    floor ceil trunc round exp expm1 log log1p log2 log10 sqrt sin cos tan sinh cosh tanh asin acos atan
+    asinh acosh atanh erf signbit
+"""
 EXPRESSIONS = {
+    **{name: f"{name.upper()}(x)" for name in UNARY_FUNCTIONS.split()},
     "positive": "x",
     "negative": "-x",
     "abs": "ABSOLUTE(x)",
     "sign": "x != x ? x : (x > 0) - (x < 0)",
-    "floor": "FLOOR(x)",
-    "ceil": "CEIL(x)",
-    "trunc": "TRUNC(x)",
-    "round": "ROUND(x)",
-    "exp": "EXP(x)",
-    "expm1": "EXPM1(x)",
-    "log": "LOG(x)",
-    "log1p": "LOG1P(x)",
-    "log2": "LOG2(x)",
-    "log10": "LOG10(x)",
-    "sqrt": "SQRT(x)",
     "rsqrt": "1 / SQRT(x)",
     "reciprocal": "1 / x",
     "square": "x * x",
-    "sin": "SIN(x)",
-    "cos": "COS(x)",
-    "tan": "TAN(x)",
-    "sinh": "SINH(x)",
-    "cosh": "COSH(x)",
-    "tanh": "TANH(x)",
-    "asin": "ASIN(x)",
-    "acos": "ACOS(x)",
-    "atan": "ATAN(x)",
-    "asinh": "ASINH(x)",
-    "acosh": "ACOSH(x)",
-    "atanh": "ATANH(x)",
-    "erf": "ERF(x)",
     "sigmoid": "1 / (1 + EXP(-x))",
     "silu": "x / (1 + EXP(-x))",
     "relu": "x < 0 ? 0 : x",
     "isnan": "x != x",
     "isfinite": "x - x == 0",
     "isinf": "x == x && x - x != 0",
-    "signbit": "SIGNBIT(x)",
     "logical_not": "!x",
     "bitwise_invert": "INVERT(x)",
     "add": "x + y",
@@ -97,36 +77,19 @@ EXPRESSIONS = {
     "logical_or": "x || y",
     "logical_xor": "!x != !y",
 }
-# The same for complex numbers, of the ops that take them. The functions are in complex.cl.
+# The same for complex numbers, for the ops that take them. The functions are in complex.cl.
+COMPLEX_FUNCTIONS = """
+    sign round exp expm1 log log1p sqrt sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh isnan
+    isfinite isinf
+"""
 COMPLEX_EXPRESSIONS = {
+    **{name: f"c_{name}(x)" for name in COMPLEX_FUNCTIONS.split()},
     "abs": "C_ABS(x)",
-    "sign": "c_sign(x)",
-    "round": "c_round(x)",
-    "exp": "c_exp(x)",
-    "expm1": "c_expm1(x)",
-    "log": "c_log(x)",
-    "log1p": "c_log1p(x)",
     "log2": "C_LOG2(x)",
     "log10": "C_LOG10(x)",
-    "sqrt": "c_sqrt(x)",
     "rsqrt": "c_div((Complex)(1, 0), c_sqrt(x))",
     "reciprocal": "c_div((Complex)(1, 0), x)",
     "square": "c_mul(x, x)",
-    "sin": "c_sin(x)",
-    "cos": "c_cos(x)",
-    "tan": "c_tan(x)",
-    "sinh": "c_sinh(x)",
-    "cosh": "c_cosh(x)",
-    "tanh": "c_tanh(x)",
-    "asin": "c_asin(x)",
-    "acos": "c_acos(x)",
-    "atan": "c_atan(x)",
-    "asinh": "c_asinh(x)",
-    "acosh": "c_acosh(x)",
-    "atanh": "c_atanh(x)",
-    "isnan": "c_isnan(x)",
-    "isfinite": "c_isfinite(x)",
-    "isinf": "c_isinf(x)",
     "multiply": "c_mul(x, y)",
     "divide": "c_div(x, y)",
     "pow": "c_pow(x, y)",
