@@ -6,7 +6,8 @@ On GPUs, work-groups share the keys (split-KV) if there are many.
 import struct
 from typing import NamedTuple
 
-from polyarr.backends.opencl.attention.attention_tiled import LOCAL_MEMORY, Call, Problem, accumulated
+from polyarr.backends.opencl.attention.attention_tiled import LOCAL_MEMORY, Call, Problem
+from polyarr.backends.opencl.rows.rows import wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program, vector_types
@@ -32,7 +33,7 @@ def accepts(p: Problem) -> bool:
 
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out, and return the log-sum-exp of each row of scores."""
-    lse = device.empty(Spec((call.problem.batch, call.problem.t), accumulated(call.problem.dtype)))
+    lse = device.empty(Spec((call.problem.batch, call.problem.t), wide(call.problem.dtype)))
     return choose(device, "decode attention", KERNELS, call, out, lse)
 
 
@@ -65,7 +66,7 @@ def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
     program, items, parts = device.plans[_gpu_cut](p)
     results, pieces = (out.memory, call.at[4], lse.memory), None
     if parts > 1:
-        pieces = device.empty(Spec((p.batch * p.t, parts, p.lengths[1] + 2), accumulated(p.dtype))).memory
+        pieces = device.empty(Spec((p.batch * p.t, parts, p.lengths[1] + 2), wide(p.dtype))).memory
     numbers = p.inner, p.t, p.s, scale
     program.attention_decode((parts * items, p.batch * p.t), (items, 1), *call.arguments, pieces, *results, *numbers)
     if parts > 1:
@@ -108,7 +109,7 @@ def _gpu_bytes(p: Problem, keys: int, items: int, lanes: int) -> int:
     """Return the bytes of local memory that the kernel needs."""
     rows = items // lanes
     numbers = max(AHEAD * rows * (lanes + 1), rows * p.lengths[1]) + keys + items + rows
-    return numbers * accumulated(p.dtype).itemsize
+    return numbers * wide(p.dtype).itemsize
 
 
 KERNELS = (

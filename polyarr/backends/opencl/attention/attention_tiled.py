@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
+from polyarr.backends.opencl.rows.rows import wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import vector_width
-from polyarr.core.spec import Spec, float32, float64
+from polyarr.core.spec import Spec, float32
 from polyarr.core.spec import bool as bool_
 
 ITEMS_PER_CORE = 4  # work-items per core of a CPU, so that cores finish together
@@ -107,7 +108,7 @@ def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out, and return the log-sum-exp of each row of scores."""
     p = call.problem
     program, tile = device.plans[_program](p)
-    lse = device.empty(Spec((p.batch, p.t), accumulated(p.dtype)))
+    lse = device.empty(Spec((p.batch, p.t), wide(p.dtype)))
     work, group = _launch(tile, p.t, p.batch)
     program.attention_forward(work, group, *call.arguments, out.memory, call.at[4], lse.memory, *call.numbers)
     return lse
@@ -129,9 +130,9 @@ def _backward_on_cpu(
     enough = device.features.compute_units * ITEMS_PER_CORE
     parts = max(1, min(-(-p.s // tile.BK), -(-enough // max(p.batch, 1))))
     partial, partial_at = dq, at[6]
-    direct = parts == 1 and dq.dtype == accumulated(dq.dtype)
+    direct = parts == 1 and dq.dtype == wide(dq.dtype)
     if not direct:
-        partial = device.empty(Spec((parts, p.batch, p.t, dq.shape[-1]), accumulated(dq.dtype)))
+        partial = device.empty(Spec((parts, p.batch, p.t, dq.shape[-1]), wide(dq.dtype)))
         partial_at = layout(0, p.inner * partial.strides[1], *partial.strides[1:3])
     program.attention_backward(
         (p.batch, parts), (1, 1), *call.arguments, out.memory, at[5], call.inputs[4].memory, at[4], lse.memory,
@@ -218,8 +219,8 @@ def _cpu_tile(device: Device, itemsize: int, t: int, lengths: tuple[int, int], b
     while lanes > 4 and (lanes >= max(lengths) or (not backward and lanes >= t)):
         lanes //= 2
     for side in CPU_SIDES if t > 128 else CPU_SIDES[1:]:
-        wide = min(lanes, side // 2)
-        tile = CpuTile(BQ=2 * wide if t <= 2 * wide else side, BK=side, ROWS=rows, LANES=wide, VECTORS=2)
+        own = min(lanes, side // 2)
+        tile = CpuTile(BQ=2 * own if t <= 2 * own else side, BK=side, ROWS=rows, LANES=own, VECTORS=2)
         if cpu_bytes(tile, itemsize, lengths, backward) <= device.features.local_memory:
             return tile
     return None
@@ -265,8 +266,3 @@ BACKWARD = (
 def layout(offset: int, outer: int, inner: int, row: int) -> bytes:
     """Return a long4 for the kernels."""
     return struct.pack("4q", offset, outer, inner, row)
-
-
-def accumulated(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which sums are accumulated."""
-    return float64 if dtype == float64 else float32

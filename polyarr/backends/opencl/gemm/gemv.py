@@ -68,7 +68,7 @@ def _plan(
         out_strides, bias_strides = (1, p.m), (1, 0)
     shape = shape_of(device, dtype, p, aligned)
     program = device.build(shape.file, **epilogue.macros(dtype), **p.macros, **shape.macros)
-    work, batch = _work(p, shape), _batch(p)
+    work, batch = _work(p, shape), p.batch_strides
     scalars = (p.m, p.n, p.k, *shape.numbers, *out_strides, *bias_strides)
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
@@ -93,16 +93,12 @@ def plan_quantized(
     macros = {**p.macros, **shape.macros, **layer_macros(dtype, bias, weight, epilogue)}
     program = device.build(shape.file, **macros)
     out_strides, bias_strides, starts_and_strides = (n, 1), (0, 1), (0, k, 1, 0, pitch, 1)
-    numbers = None, rows, n, k, *out_strides, *bias_strides, *starts_and_strides, *_batch(p)
+    numbers = None, rows, n, k, *out_strides, *bias_strides, *starts_and_strides, *p.batch_strides
     return LaunchPlan(program.matmul, _work(p, shape), shape.group, numbers)
 
 
 def _work(p: Problem, shape: LaunchShape) -> tuple[int, int, int]:
     return blocks_in(p.n, shape.columns) * shape.group[0], shape.group[1], p.batch
-
-
-def _batch(p: Problem) -> tuple[int, ...]:
-    return p.inner, p.x.outer, p.x.inner, p.y.outer, p.y.inner
 
 
 def transposed(p: Problem) -> Problem:

@@ -9,7 +9,7 @@ from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.copying.shape import reshape
 from polyarr.backends.opencl.gemm.matmul import product
 from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue
-from polyarr.backends.opencl.rows.rows import alike, column_sums, wide
+from polyarr.backends.opencl.rows.rows import alike, column_sums, dense_or_none, wide
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, reshaped, spec_of, swapped
@@ -32,7 +32,7 @@ def forward(
     columns = weight.shape[0]
     shape = out.shape if len(out.shape) > 1 else (1, columns)
     x = x if x.ndim > 1 else broadcast(x, (1, *x.shape))
-    bias = None if bias is None else dense(device, bias)
+    bias = dense_or_none(device, bias)
     saves = activation not in (None, "relu")
     epilogue = Epilogue(bias is not None, activation or "none", saves, precision, pads=activation is None)
     y, saved = product(device, Spec(shape, out.dtype), x, swapped(weight), bias, epilogue)

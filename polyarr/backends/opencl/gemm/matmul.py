@@ -75,14 +75,13 @@ def matmul(device: Device, out: Spec, x: Buffer, y: Buffer, *, precision: str = 
     A vector is a row on the left, a column on the right.
     """
     epilogue = PLAIN if precision == PLAIN.precision else PLAIN._replace(precision=precision)
+    multiplied = _complex_product if out.dtype.kind == "c" else product
     if x.ndim > 1 and y.ndim > 1:
-        multiplied = _complex_product if out.dtype.kind == "c" else product
         return multiplied(device, out, x, y, None, epilogue)[0]
     shape = (*out.shape, 1) if y.ndim == 1 else out.shape
     shape = (*shape[:-1], 1, shape[-1]) if x.ndim == 1 else shape
     x = broadcast(x, (1, *x.shape)) if x.ndim == 1 else x
     y = swapped(broadcast(y, (1, *y.shape))) if y.ndim == 1 else y
-    multiplied = _complex_product if out.dtype.kind == "c" else product
     return reshaped(multiplied(device, Spec(shape, out.dtype), x, y, None, epilogue)[0], out.shape)
 
 
@@ -208,10 +207,6 @@ def plan_of(
     return choose(device, "gemm", variants, dtype, problem, aligned, epilogue)
 
 
-def _batch_strides(p: Problem) -> tuple[int, ...]:
-    return p.inner, p.x.outer, p.x.inner, p.y.outer, p.y.inner
-
-
 def _cpu_plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan:
@@ -250,7 +245,7 @@ def _cpu_launch(
     kernel, im2col = kernel_of(program, p)
     panels = 0 if local else workers * (x_packed + y_packed) * itemsize  # bytes
     dealing = device.plans[_share_counters](), count, max(1, count // (TURNS * workers))
-    scalars, batch = (p.m, p.n, p.k, rows, columns, x_packed + y_packed, y_packed), _batch_strides(p)
+    scalars, batch = (p.m, p.n, p.k, rows, columns, x_packed + y_packed, y_packed), p.batch_strides
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         memory, steps = device.scratch(panels) if panels else None, (x_start, p.x.step, y_start, p.y.step)
@@ -337,7 +332,7 @@ def _gpu_launch(
     program = device.build("matmul_gpu", **epilogue.macros(dtype), **flags, **asdict(params))
     kernel, im2col = kernel_of(program, p)
     work, join_work, group = (groups * params.items,), (tiles * params.items, params.ITEM_M // 4), (params.items,)
-    scalars, batch = (p.m, p.n, p.k, tiles), _batch_strides(p)
+    scalars, batch = (p.m, p.n, p.k, tiles), p.batch_strides
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         kernel(work, group, *arrays, *scalars, x_start, p.x.step, y_start, p.y.step, *batch, *im2col)

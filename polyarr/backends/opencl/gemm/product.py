@@ -13,7 +13,6 @@ from polyarr.core.spec import FLOATS, Spec, float32
 Arrays = tuple[object, ...]  # the memory of x, y, bias, sums, out and saved; None for those that are absent
 
 
-
 def terms_of(dtype: np.dtype, precision: str) -> int:
     """Return the number of 16-bit terms into which matrix units' operands of this dtype are split."""
     return 1 if dtype != float32 else 3 if precision == "highest" else 2
@@ -89,6 +88,11 @@ class Problem(NamedTuple):
     y: Operand
     im2col: Im2col | None = None
     of_y: bool = False
+
+    @property
+    def batch_strides(self) -> tuple[int, ...]:
+        """The length of the inner batch axis, and the operands' strides along both: a kernel's arguments."""
+        return self.inner, self.x.outer, self.x.inner, self.y.outer, self.y.inner
 
     @property
     def macros(self) -> dict[str, int]:

@@ -86,11 +86,6 @@ class Commands:
         """Queue outside of timed blocks."""
         return self._plain or self.queue
 
-    @property
-    def is_timed(self) -> bool:
-        """Return whether this is a timed block."""
-        return self._plain is not None
-
     @contextmanager
     def timed(self) -> Iterator[None]:
         """Context in which commands go to a profiling queue, which doubles the time of a launch on NVIDIA.
