@@ -125,9 +125,6 @@ def _call(
     return Call(problem, found, at, numbers)
 
 
-# ---- layouts -----------------------------------------------------------------------------------------------------
-
-
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """Return an uninitialized buffer (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
     found, strides = device.plans[_rows](shape, dtype)

@@ -170,9 +170,6 @@ def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, 
     return (-(-rows // tile.OWN) * items, batch), (items, 1)
 
 
-# ---- programs ----------------------------------------------------------------------------------------------------
-
-
 def _program(device: Device, p: Problem) -> tuple[Program, CpuTile | GpuTile]:
     """Return the kernels and their tile."""
     (tile,) = device.plans[tiles](p.dtype, p.t, p.s, p.lengths, p.is_backward)

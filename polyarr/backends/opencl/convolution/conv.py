@@ -108,9 +108,6 @@ def conv_weight_gradient(
     return gradient_of_weight(device, out, g, x, params, epilogue, {})
 
 
-# ---- the choice of kernels ---------------------------------------------------------------------------------------
-
-
 def convolved(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, params: ConvParams, epilogue: Epilogue,
     known: dict[str, Any], variants: tuple[ConvVariant, ...] | None = None,

@@ -110,9 +110,6 @@ def _sum_plan(
     return LaunchPlan(program.depthwise_weight_gradient, (each * parts,), None, (parts,)), parts, packed
 
 
-# ---- runs of neighbours ------------------------------------------------------------------------------------------
-
-
 def _in_runs(device: Device, out: Spec, windowed: Buffer, weight: Buffer, turned: bool, params: dict) -> Buffer:
     windowed, weight, result = dense(device, windowed), dense(device, weight), device.empty(out)
     launch, geometry = device.plans[_run_plan](windowed.dtype, windowed.shape, out.shape, turned, **params)

@@ -108,9 +108,6 @@ def _scalars_kernel(device: Device, acc: np.dtype, *dtypes: np.dtype | None) -> 
     return device.build("adamw_scalars", **macros).adamw_scalars
 
 
-# ---- plans ---------------------------------------------------------------------------------------------------------
-
-
 def _plan(device: Device, out: Specs, grads: tuple[np.dtype, ...], decoupled: bool, on_device: bool) -> Plan:
     rooms = tuple(tuple(allocation_of(device, spec) for spec in specs) for specs in out)
     by_dtypes: dict[Any, list[int]] = {}

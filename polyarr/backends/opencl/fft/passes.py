@@ -39,9 +39,6 @@ def transform(device: Device, x: Buffer, axis: int, *, inverse: bool, scale: flo
     return x
 
 
-# ---- plans -------------------------------------------------------------------------------------------------------
-
-
 def _passes(device: Device, dtype: np.dtype, rows: int, n: int, inner: int) -> tuple[Pass, ...]:
     """Plan the passes of a transform."""
     found, stride, unit = [], inner, 1

@@ -91,9 +91,6 @@ def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inve
     return moved(found, len(lead), axis)
 
 
-# ---- parts of them -----------------------------------------------------------------------------------------------
-
-
 def _in_rows(device: Device, x: Buffer, axis: int) -> Buffer:
     """Return x dense, with an axis as the last."""
     return dense(device, moved(x, axis, x.ndim - 1))

@@ -112,8 +112,6 @@ class Call:
         work, group, each = self.device.geometry.items(total, least=1)
         return work, group, (total, each)
 
-    # ---- kernels -------------------------------------------------------------------------------------------------
-
     def scales(self, x: Buffer) -> Buffer:
         """Return powers of two that scale the largest magnitude of each matrix of a dense x to about 1."""
         found, program = self.reals(), self._mover(x.dtype, self.acc)

@@ -31,9 +31,6 @@ def _is_product(weight: Shape, params: ConvParams) -> bool:
     return params.is_pointwise(weight) and set(params.stride) == {1}
 
 
-# ---- TMA tiles ---------------------------------------------------------------------------------------------------
-
-
 def _forward(
     device: Device, out: Spec, x: Buffer, weight: Buffer, bias: Buffer | None, params: ConvParams, epilogue: Epilogue,
     known: SplitOperands,
@@ -216,9 +213,6 @@ def _in_strides(lengths: tuple[int, int], stride: tuple[int, int]) -> tuple[int,
 def _whole_strides(device: Device, x: Buffer, stride: Shape) -> Buffer:
     """Return x, dense, with lengths padded by zeros to multiples of the stride."""
     return dense(device, padded(device, x, tuple((0, -n % s) for n, s in zip(x.shape[1:-1], stride, strict=True))))
-
-
-# ---- the variants ------------------------------------------------------------------------------------------------
 
 
 def _packed_forward(

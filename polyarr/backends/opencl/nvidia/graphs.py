@@ -101,9 +101,6 @@ def graphs_of(device: Device) -> Graphs | None:
     return Graphs(device.driver, sound)
 
 
-# ---- whether it works --------------------------------------------------------------------------------------------
-
-
 def check(device: Device) -> None:
     """Run kernels that record the position of each work-item, one by one and as graphs, and compare.
 

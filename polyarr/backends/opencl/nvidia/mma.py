@@ -96,9 +96,6 @@ def _tiles(p: Problem, tile: Tile) -> int:
     return blocks_in(p.m, tile.TILE_M) * blocks_in(p.n, tile.TILE_N) * p.batch
 
 
-# ---- the plan ----------------------------------------------------------------------------------------------------
-
-
 def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
@@ -163,9 +160,6 @@ def _launch(
             program.matmul_join(join_work, group, sums, bias, out, saved, structure)
 
     return Plan(launch, Spec((tiles * parts, tile.TILE_M, tile.TILE_N), float32) if parts > 1 else None)
-
-
-# ---- the check of a program, and the trial -----------------------------------------------------------------------
 
 
 def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:

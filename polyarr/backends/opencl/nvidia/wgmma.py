@@ -125,9 +125,6 @@ def _raster(p: Problem, tile: Tile, units: int) -> int:
     return 8 if 2 * p.m * p.k > 4 * MAX_CACHED_BYTES else 16
 
 
-# ---- the plan ----------------------------------------------------------------------------------------------------
-
-
 def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
@@ -227,9 +224,6 @@ def _operand_map(dtype: np.dtype, p: Problem, op: Operand, kept: int, outer: int
     batch = (p.inner if op.inner else 1, outer if op.outer else 1)
     steps = (2 * op.step, 2 * op.inner or ALIGNMENT, 2 * op.outer or ALIGNMENT)
     return tensor_map(dtype, (*lengths, *batch), steps, (STEP, high, 1, 1))
-
-
-# ---- the check of a program, and the trial -----------------------------------------------------------------------
 
 
 def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:

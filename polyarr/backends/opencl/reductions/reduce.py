@@ -97,9 +97,6 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, *, axis: int | None, 
 argmax, argmin = partial(_find, "max"), partial(_find, "min")
 
 
-# ---- strided views -----------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4096)
 def _window(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...]) -> Window | None:
     """Return the array as a Window; None if it has too many axes, even after merging contiguous ones."""
@@ -124,9 +121,6 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
     copy = dense(device, permuted(x, order))
     strides = row_major(copy.shape)  # an array without elements may have any strides
     return copy, _window(copy.shape, strides, rows)  # type: ignore[return-value]
-
-
-# ---- plans -------------------------------------------------------------------------------------------------------
 
 
 def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, *, find: bool = False) -> Plan:

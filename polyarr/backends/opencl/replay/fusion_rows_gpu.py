@@ -88,8 +88,6 @@ class Writer:
         slots = sorted({(i, self._acc(v)) for v, i in held.items()})
         return " ".join(found), [f"{acc} h{i}[SLOTS][VECTOR];" for i, acc in slots]
 
-    # ---- which elements a phase needs ------------------------------------------------------------------------
-
     def _plans(self) -> tuple[list[dict[int, bool]], dict[int, int]]:
         """Return what each phase needs, and the register slots of values held between phases.
 
@@ -122,8 +120,6 @@ class Writer:
         for v in (*(step.inputs[1] for step in self._phases.joins(phase)), *self._phases.stored(phase)):
             need(v)
         return found
-
-    # ---- a phase ---------------------------------------------------------------------------------------------
 
     def _along_the_row(self, phase: int, needed: dict[int, bool], held: dict[int, int]) -> list[str]:
         """Return the loop over slots: elements are read or held; results are held, reduced and written."""

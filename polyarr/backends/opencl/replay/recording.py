@@ -99,8 +99,6 @@ class Recording:
         self.step: Step
         self._record, self._memory, self._refs = record, memory, dict[int, MemoryRef]()  # by handle
 
-    # ---- memory ----------------------------------------------------------------------------------------------
-
     def allocated(self, memory: Any, nbytes: int) -> None:
         """Note an allocation, possibly where other memory was before."""
         self._refs[memory.int_ptr] = MemoryRef(nbytes)
@@ -115,8 +113,6 @@ class Recording:
         if found is None:
             found = self._refs[memory.int_ptr] = MemoryRef(0, memory)
         return found
-
-    # ---- numbers ---------------------------------------------------------------------------------------------
 
     def number(self, slot: int, now: Any) -> Number:
         """Return the tracer of a scalar."""
@@ -140,8 +136,6 @@ class Recording:
     def _new(self, constant: Any) -> int:
         self.values.append(constant)
         return len(self.values) - 1
-
-    # ---- commands --------------------------------------------------------------------------------------------
 
     def note(self, command: Command, work: tuple[int, ...], group: tuple[int, ...] | None, args: tuple) -> tuple:
         """Record a command that is about to be enqueued; return its arguments with current scalars."""

@@ -105,8 +105,6 @@ class Statements:
         self.numbers.append(Operand(v, argument, types(dtype)["ACC"]))
         return f"n{len(self.numbers) - 1}"
 
-    # ---- the kernel's arguments ------------------------------------------------------------------------------
-
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The types of scalars, inputs and outputs."""
@@ -129,8 +127,6 @@ class Statements:
             yield f"__global const {self.types(v)['T']} *restrict p{i}, const long o{i},"
         for i, v in enumerate(self.group.outputs):
             yield f"__global {self.types(v)['T']} *restrict q{i},"
-
-    # ---- elements --------------------------------------------------------------------------------------------
 
     def types(self, v: int) -> dict[str, str]:
         """Return the macros of a value's dtype."""

@@ -26,9 +26,6 @@ def is_checked() -> bool:
     return is_on("POLYARR_CHECK_LAUNCHES")
 
 
-# ---- a launch ------------------------------------------------------------------------------------------------------
-
-
 def checked_launch(name: str, driver: Any, enqueue: Callable[..., Any]) -> Callable[..., Any]:
     """Return `enqueue` wrapped so that it refuses memory of another device.
 
@@ -45,9 +42,6 @@ def checked_launch(name: str, driver: Any, enqueue: Callable[..., Any]) -> Calla
         return enqueue(queue, work, group, *args)
 
     return launch
-
-
-# ---- a call of a kernel --------------------------------------------------------------------------------------------
 
 
 def checked_kernels(device: "Device", kernels: dict[Any, Any]) -> dict[Any, Any]:
@@ -152,9 +146,6 @@ def _check_memory(device: "Device", name: str, value: Any) -> None:
             if first < 0 or (last + 1) * value.dtype.itemsize > value.memory.size:
                 where = f"elements {first} to {last} of {value.memory.size} bytes"
                 raise BackendError(f"{name}: its kernel was given {spec} at {where}; it must lie within them")
-
-
-# ---- a captured program --------------------------------------------------------------------------------------------
 
 
 def check_inputs(device: "Device", program: Program, inputs: Sequence[Any]) -> None:

@@ -57,8 +57,6 @@ class OpenCL:
         self.largest = device.max_mem_alloc_size
         self.launch = launch_of(device)
 
-    # ---- queues and memory -----------------------------------------------------------------------------------
-
     def timing_queue(self) -> cl.CommandQueue:
         """Return a new queue whose commands have times."""
         return cl.CommandQueue(self._context, self._device, properties=cl.command_queue_properties.PROFILING_ENABLE)
@@ -85,8 +83,6 @@ class OpenCL:
         """Return whether memory is another device's."""
         return memory.get_info(CONTEXT) != self._context
 
-    # ---- commands --------------------------------------------------------------------------------------------
-
     @staticmethod
     def upload(queue: cl.CommandQueue, work: Any, group: Any, target: Any, source: np.ndarray) -> cl.Event:
         """Enqueue a copy from the host, which must keep the source until it has finished."""
@@ -106,8 +102,6 @@ class OpenCL:
     def fill(queue: cl.CommandQueue, work: Any, group: Any, target: Any) -> cl.Event:
         """Enqueue a fill with zeros."""
         return cl.enqueue_fill_buffer(queue, target, ZERO, 0, work[0])
-
-    # ---- kernels ---------------------------------------------------------------------------------------------
 
     def compiler(self) -> Compiler:
         """Return the compiler."""

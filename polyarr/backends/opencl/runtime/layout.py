@@ -66,9 +66,6 @@ def with_axis(numbers: tuple, axis: int, number: Any) -> tuple:
     return (*numbers[:axis], number, *numbers[axis + 1 :])
 
 
-# ---- strides -----------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=8192)
 def row_major(shape: Shape) -> Strides:
     """Return the strides of a contiguous array whose last axis varies fastest."""
@@ -165,9 +162,6 @@ def reshaped_strides(shape: Shape, strides: Strides, wanted: Shape) -> Strides |
             step *= wanted[axis]
         end_old, end_new = begin_old, begin_new
     return tuple(new)
-
-
-# ---- views -------------------------------------------------------------------------------------------------------
 
 
 def view(buf: Buffer, shape: Shape, strides: Strides, offset: int) -> Buffer:

@@ -69,9 +69,6 @@ def declarations() -> str:
     return f'#line 1 "builtins.cl"\n{FILES["builtins"].read_text()}'
 
 
-# ---- arguments ---------------------------------------------------------------------------------------------------
-
-
 def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | None]:
     """Return the argument types of a file's kernels with these macros, by name; None if the file does not tell."""
     named = _type_names(stem)

@@ -85,9 +85,6 @@ MatmulParams = CpuMatmul | GpuMatmul
 PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 
 
-# ---- the package's ---------------------------------------------------------------------------------------------
-
-
 def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
     """Return the shipped parameters for a device: for a GPU the largest tiles first, for a CPU the likeliest.
 
