@@ -22,9 +22,7 @@
 //          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
 
-#define JOINED(a, b) a##b
-#define VECTOR_OF(type, lanes) JOINED(type, lanes)
-typedef VECTOR_OF(ACC, LANES) __attribute__((aligned(sizeof(ACC)))) vector;
+typedef PASTE(ACC, LANES) __attribute__((aligned(sizeof(ACC)))) vector;
 
 #define PANEL (LANES * VECTORS)
 #define CEIL(n, m) (((n) + (m) - 1) / (m) * (m))

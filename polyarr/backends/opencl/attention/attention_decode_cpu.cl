@@ -22,9 +22,7 @@ static inline size_t start_of_row(const long4 at, const long n, const long inner
 }
 
 // Arrays of vectors stay in registers only if all indices are constants, so the loops over them are unrolled.
-#define VECTOR_NOW(type, lanes) type##lanes
-#define VECTOR(type, lanes) VECTOR_NOW(type, lanes)
-typedef VECTOR(ACC, LANES) Vector;
+typedef PASTE(ACC, LANES) Vector;
 #define UNROLLED _Pragma("unroll")
 #define EACH_LANE UNROLLED for (int l = 0; l < LANES; l++)
 #define WHOLE (D / LANES)  // vectors of a row of q and k

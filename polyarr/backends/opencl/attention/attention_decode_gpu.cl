@@ -66,8 +66,6 @@ typedef union { WORD word; RAW each[VECTOR]; } Stored;
 #define LOAD_IF(stored, p, is_visible) \
     stored.word = (WORD)(0); \
     if (is_visible) stored.word = *(__global const WORD *)(p)
-#define WIDEN_NOW(dtype) widen_##dtype
-#define WIDEN(dtype) WIDEN_NOW(dtype)
 
 __kernel GROUP void attention_decode(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
@@ -113,7 +111,7 @@ __kernel GROUP void attention_decode(
                 const int j = begin + a * SETS + set, is_visible = added[a] != -INFINITY && COLUMN(i) < D;
                 LOAD_IF(row[a], k + j * k_at.w + COLUMN(i), is_visible);
             }
-            EACH_ROW EACH_ELEMENT sum[a] += query[i][e] * WIDEN(DTYPE)(row[a].each[e]);
+            EACH_ROW EACH_ELEMENT sum[a] += query[i][e] * PASTE(widen_, DTYPE)(row[a].each[e]);
         }
         EACH_ROW {
             const int j = a * SETS + set;
@@ -154,7 +152,7 @@ __kernel GROUP void attention_decode(
                 LOAD_IF(row[a], v + j * v_at.w + COLUMN(i), is_used);
 #endif
             }
-            EACH_ROW EACH_ELEMENT sums[i][e] += weight[a] * WIDEN(DTYPE)(row[a].each[e]);
+            EACH_ROW EACH_ELEMENT sums[i][e] += weight[a] * PASTE(widen_, DTYPE)(row[a].each[e]);
         }
     }
     EACH_SHARE(DV) EACH_ELEMENT if (COLUMN(i) + e < DV) parts[set * DV + COLUMN(i) + e] = sums[i][e];

@@ -24,9 +24,7 @@
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
 //          VECTOR                 1 if T is float and all rows of q, k, v and dout consist of aligned float4
 
-#define JOINED(a, b) a##b
-#define VECTOR_OF(type, lanes) JOINED(type, lanes)
-typedef VECTOR_OF(ACC, 4) vector;
+typedef PASTE(ACC, 4) vector;
 #define TILE(name, rows, width) __local ACC name[(rows) * (width)] __attribute__((aligned(4 * sizeof(ACC))))
 
 #define CEIL(n, m) (((n) + (m) - 1) / (m) * (m))

@@ -30,8 +30,6 @@
 #define EACH_AHEAD _Pragma("unroll") for (int a = 0; a < AHEAD; a++)
 #define EACH_ROW _Pragma("unroll") for (int i = 0; i < M; i++)
 #define EACH_COLUMN_OF_LINE _Pragma("unroll") for (int j = 0; j < COLUMNS; j++)
-#define WIDEN_NOW(dtype) widen_##dtype
-#define WIDEN(dtype) WIDEN_NOW(dtype)
 typedef union { WORD word; RAW each[VECTOR]; } Left;
 typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 
@@ -57,7 +55,7 @@ typedef union { Y_WORD word; Y_RAW each[VECTOR]; } Right;
 #define Y_ELEMENT(stored, d) ((int)((stored) >> ((d) & (BLOCK / 2) ? 4 : 0) & 15) - 8)
 #else
 #define Y_OFFSET(d) (d)
-#define Y_ELEMENT(stored, d) WIDEN(Y_DTYPE)(stored)
+#define Y_ELEMENT(stored, d) PASTE(widen_, Y_DTYPE)(stored)
 #endif
 #define ADDED(r, c) (BIAS ? BIAS_LOAD(bias, (r) * bias_row + (c) * bias_column) : 0)
 
@@ -123,7 +121,7 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
                 if (IN_BLOCKS) EACH_COLUMN_OF_LINE factors[j] = at < k ? BLOCK_SCALE(MIN(first + j, n - 1), near) : 0;
                 EACH_COLUMN_OF_LINE EACH_ROW {
                     ACC dot = 0;
-                    EACH_OF_VECTOR dot += WIDEN(DTYPE)(left[here][i].each[k]) * Y_ELEMENT(right[a][j].each[k], near);
+                    EACH_OF_VECTOR dot += PASTE(widen_, DTYPE)(left[here][i].each[k]) * Y_ELEMENT(right[a][j].each[k], near);
                     PART(total)[j][i] += IN_BLOCKS ? dot * factors[j] : dot;
                 }
             }
@@ -163,7 +161,7 @@ __kernel __attribute__((reqd_work_group_size(LANES, LINES, 1))) void matmul(
                 const long at = d + a * LINES;
                 EACH_ROW {
                     const ACC left = at < depth ? LOAD(X_AT(r + i, at), 0) : 0;
-                    EACH_OF_VECTOR PART(total)[i][k] += left * WIDEN(Y_DTYPE)(right[a].each[k]);
+                    EACH_OF_VECTOR PART(total)[i][k] += left * PASTE(widen_, Y_DTYPE)(right[a].each[k]);
                 }
             }
             ADD_PARTS(total, M, VECTOR)

@@ -12,12 +12,10 @@
 //          WIDE                            elements of a vector register: partial sums per element of y, 4, 8 or 16
 //          M, COLUMNS                      rows and columns of a tile
 
-#define VECTOR_NOW(type, wide) type##wide
-#define VECTOR_OF(type, wide) VECTOR_NOW(type, wide)
 #define BLOCK 32
 #define PIECES (BLOCK / WIDE)
-typedef VECTOR_OF(ACC, WIDE) Lanes;
-typedef VECTOR_OF(char, WIDE) Piece;
+typedef PASTE(ACC, WIDE) Lanes;
+typedef PASTE(char, WIDE) Piece;
 typedef Lanes UnalignedLanes __attribute__((aligned(4)));
 typedef char16 UnalignedHalf __attribute__((aligned(1)));
 typedef union { char16 half_of[2]; Piece piece[PIECES]; char each[BLOCK]; } Codes;
@@ -32,7 +30,7 @@ typedef union { char16 half_of[2]; Piece piece[PIECES]; char each[BLOCK]; } Code
 #if HAS_BUILTINS
 #define WIDEN_PIECE(piece) __builtin_convertvector(piece, Lanes)
 #else
-#define WIDEN_PIECE(piece) VECTOR_OF(VECTOR_OF(convert_, ACC), WIDE)(piece)
+#define WIDEN_PIECE(piece) PASTE(PASTE(convert_, ACC), WIDE)(piece)
 #endif
 
 // Chunks of blocks are summed on their own and then added with Kahan's compensation, so that long sums stay accurate.

@@ -11,9 +11,7 @@
 //          WIDE                    floats of a vector register: partial sums per element of out
 //          M, COLUMNS              rows and columns of a tile
 
-#define VECTOR_NOW(wide) float##wide
-#define VECTOR(wide) VECTOR_NOW(wide)
-typedef VECTOR(WIDE) Lanes;
+typedef PASTE(float, WIDE) Lanes;
 typedef Lanes UnalignedLanes __attribute__((aligned(4)));
 
 // Chunks are summed on their own and then added with Kahan's compensation, so that long sums stay accurate.

@@ -15,7 +15,7 @@
 #endif
 
 typedef ACC Real;
-typedef NAMED(ACC, 2) Complex;
+typedef PASTE(ACC, 2) Complex;
 
 static inline int is_finite_real(Real x) { return ABSOLUTE(x) < INFINITY; }
 static inline int c_isfinite(Complex z) { return is_finite_real(z.x) & is_finite_real(z.y); }

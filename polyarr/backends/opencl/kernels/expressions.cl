@@ -97,7 +97,7 @@ static inline float nextafter_float32(float x, float y) {  // the nextafter of s
     return as_float(next_of_bits(as_int(x), INT_MIN, y > x));
 }
 #define nextafter_float64 nextafter
-#define NEXTAFTER NAMED(nextafter_, DTYPE)
+#define NEXTAFTER PASTE(nextafter_, DTYPE)
 
 // Round a double to float by round-to-odd: truncate, and set the last bit if the result is inexact. Converting that
 // float to float16 then rounds as the double itself would, without double rounding.

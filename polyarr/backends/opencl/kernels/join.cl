@@ -31,10 +31,8 @@ DEFINE_JOIN(least_of_lanes, A, LANES, LEAST)
 #endif
 
 #if VECTORS
-#define OF_NOW(type, count) type##count
-#define OF(type, count) OF_NOW(type, count)
-typedef OF(T, 8) Half;
-typedef OF(T, 16) Vector;
+typedef PASTE(T, 8) Half;
+typedef PASTE(T, 16) Vector;
 typedef Half __attribute__((aligned(sizeof(T)))) HalfAnywhere;
 typedef Vector __attribute__((aligned(sizeof(T)))) VectorAnywhere;
 #define HALF_AT(i) *(__global const HalfAnywhere *)(x + base + (i))

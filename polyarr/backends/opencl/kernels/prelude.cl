@@ -33,9 +33,9 @@
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
-// NAMED(load_, DTYPE) is load_float32 if DTYPE is float32: it expands its arguments first.
-#define JOIN_NAMES(a, b) a##b
-#define NAMED(prefix, name) JOIN_NAMES(prefix, name)
+// PASTE(load_, DTYPE) is load_float32 if DTYPE is float32: it expands its arguments first.
+#define PASTE_NOW(a, b) a##b
+#define PASTE(a, b) PASTE_NOW(a, b)
 
 // Arguments of kernels that can find an index out of range or a bad matrix: where the first faulty call of a thread, and
 // one fault of that call, are recorded; see faults.py.
@@ -491,8 +491,6 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 //
 // For programs that define ACTIVATION as none, relu, silu, gelu or gelu_tanh: ACTIVATE(x) and its derivative SLOPE(x).
 #ifdef ACTIVATION
-#define PASTE_NOW(a, b) a##b
-#define PASTE(a, b) PASTE_NOW(a, b)
 #define ACTIVATE(x) PASTE(activate_, ACTIVATION)(x)
 #define SLOPE(x) PASTE(slope_, ACTIVATION)(x)
 #define HALF ((ACC)0.5)

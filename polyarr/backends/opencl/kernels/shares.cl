@@ -17,9 +17,7 @@
 #define CHUNK (LANES * SHARE)
 #define SHARING __attribute__((reqd_work_group_size(LANES, ROWS, 1)))
 #define EACH_OF_SHARE _Pragma("unroll") for (int k = 0; k < SHARE; k++)
-#define PAIR_NOW(type) type##2
-#define PAIR(type) PAIR_NOW(type)
-typedef PAIR(ACC) ACC2;
+typedef PASTE(ACC, 2) ACC2;
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 

@@ -44,7 +44,7 @@
 #define VECTOR_AT(p) (*(__local UNALIGNED *)(p))
 
 #if WIDE > 1
-typedef NAMED(ACC, WIDE) VECTOR;
+typedef PASTE(ACC, WIDE) VECTOR;
 typedef VECTOR __attribute__((aligned(sizeof(ACC)))) UNALIGNED;
 #else
 typedef Element VECTOR;

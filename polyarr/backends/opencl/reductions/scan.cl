@@ -113,9 +113,7 @@ void scan_rows(__global const T *restrict x, __global OUT_T *restrict out, __glo
 }
 #else
 
-#define EIGHT_NOW(type) type##8
-#define EIGHT(type) EIGHT_NOW(type)
-typedef EIGHT(A) Vector;
+typedef PASTE(A, 8) Vector;
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void scan_spans(__global const T *restrict x, __global OUT_T *restrict out, __global const A *restrict starts,

@@ -10,9 +10,7 @@
 #include "shares.cl"
 
 // The sum of two arrays, rounded to the dtype as an unfused addition would be.
-#define ROUNDED_NOW(DTYPE, v) widen_##DTYPE(narrow_##DTYPE(v))
-#define ROUNDED_AS(DTYPE, v) ROUNDED_NOW(DTYPE, v)
-#define ROUNDED(v) ROUNDED_AS(DTYPE, v)
+#define ROUNDED(v) PASTE(widen_, DTYPE)(PASTE(narrow_, DTYPE)(v))
 #if ADDS
 #define SUMMED total
 #else

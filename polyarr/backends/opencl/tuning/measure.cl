@@ -6,9 +6,7 @@
 //          WIDE    elements of a vector
 //          SUMS    independent accumulators: enough to hide the latency of an addition, few enough to stay in registers
 
-#define JOIN_NOW(a, b) a##b
-#define JOIN_NAMES(a, b) JOIN_NOW(a, b)
-typedef JOIN_NAMES(T, WIDE) vector __attribute__((aligned(4)));
+typedef PASTE(T, WIDE) vector __attribute__((aligned(4)));
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void peak(__global T *out, const long rounds, const T factor, const T addend) {
