@@ -86,9 +86,6 @@ def vmap(
     return mapped
 
 
-# ---- axes --------------------------------------------------------------------------------------------------------
-
-
 def _per_argument(in_axes: Any, args: tuple) -> tuple:
     if isinstance(in_axes, (tuple, list)):
         if len(in_axes) != len(args):
@@ -137,9 +134,6 @@ def _lengths(names: list[str], given: list[Any], axes: list[list[int | None]]) -
 def _takes_axis(leaf: Any) -> bool:
     """Return whether a leaf is an array or a number, which have an axis; a string or a function has none."""
     return isinstance(leaf, NUMBERS) or hasattr(leaf, "shape")
-
-
-# ---- inputs and outputs ------------------------------------------------------------------------------------------
 
 
 def _backend(given: list[Any], axes: list[list[int | None]]) -> Backend:

@@ -218,9 +218,6 @@ def _is_by_rows(one: Kind, other: Kind) -> bool:
     return is_broadcast and small[-1:] in ((), (1,)) and not one.reduced
 
 
-# ---- the new program ---------------------------------------------------------------------------------------------
-
-
 def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
     steps, constants, size = [], dict(program.constants), program.size
     for group in groups.order():

@@ -125,9 +125,6 @@ def _guard_mapping(
     return matches
 
 
-# ---- containers that did not change --------------------------------------------------------------------------
-
-
 class _Remembered(NamedTuple):
     """Of a tree that a guard accepted: the VERSION before, its lists and dicts with their contents, its inputs."""
 

@@ -87,8 +87,6 @@ class _Pass:
                 return
         self.steps.append(step)
 
-    # ---- which steps -----------------------------------------------------------------------------------------
-
     def _concatenated(self) -> dict[int, int]:
         """Return the number of pieces of arrays that are concatenated, and of what is computed from them in pieces."""
         found: dict[int, int] = {}
@@ -149,8 +147,6 @@ class _Pass:
             return None
         (k, rest), count = divmod(starts[-1], shape[-1]), whole[-1] // shape[-1]
         return (k, count) if not rest and 1 < count <= MAX_PIECES else None
-
-    # ---- the new steps ---------------------------------------------------------------------------------------
 
     def _inputs(self, step: Step, k: int, count: int) -> tuple[int, ...]:
         """Return the operands of the k-th piece of a step."""

@@ -65,9 +65,6 @@ def _all_failed() -> bool:
     return True
 
 
-# ---- for polyarr doctor ------------------------------------------------------------------------------------------
-
-
 def of_mpi() -> list[Diagnosis]:
     """Return the MPI library of a process that is not a rank; MPI is not initialized."""
     level = "ok"

@@ -91,9 +91,6 @@ def _ops(given: str | None, tuning: Tuning) -> tuple[str, ...]:
     return wanted
 
 
-# ---- workloads -------------------------------------------------------------------------------------------------
-
-
 def works_of(ops: tuple[str, ...], shapes: str, dtype: str) -> list[Work]:
     """Return the work that --shapes names for these ops, the largest first.
 
@@ -142,9 +139,6 @@ def _of_preset(name: str, dtype: str) -> list[Work]:
     return works + _of_lengths(heads, dtype)
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------
-
-
 def _measure(tuning: Tuning, works: list[Work], budget: float) -> None:
     tqdm, end = extra("tqdm").tqdm, time.monotonic() + budget
     for i, work in enumerate(works):
@@ -165,9 +159,6 @@ def _measure(tuning: Tuning, works: list[Work], budget: float) -> None:
             steps.close()
         click.echo(f"{work}: {step.outcome}")
         sys.stdout.flush()
-
-
-# ---- saved results ---------------------------------------------------------------------------------------------
 
 
 def _list(tuning: Tuning, as_json: bool) -> None:

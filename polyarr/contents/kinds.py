@@ -82,9 +82,6 @@ def _reader_of_file(path: Path) -> Callable[[Path], Found]:
     raise ValueError("neither safetensors, npz, npy nor a tokenizer.json")
 
 
-# ---- files -------------------------------------------------------------------------------------------------------
-
-
 def _safetensors(path: Path) -> Found:
     stored, metadata = of_safetensors(path)
     if {"info", "checksum"} <= metadata.keys():
@@ -112,9 +109,6 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     numbers = range(size) if size <= 2 * _MAX_LISTED else [*range(_MAX_LISTED), *range(size - _MAX_LISTED, size)]
     tokens = [{"number": number, "token": tokenizer.token(number)} for number in numbers]
     return {"size": size, "unit": tokenizer.unit, "end": tokenizer.end, "tokens": tokens}
-
-
-# ---- folders -----------------------------------------------------------------------------------------------------
 
 
 def _run(folder: Path) -> Found:

@@ -71,9 +71,6 @@ def _stored(
     return Stored(name, shape, dtype.name, count * dtype.itemsize, blocks)
 
 
-# ---- safetensors -------------------------------------------------------------------------------------------------
-
-
 def of_safetensors(path: Path) -> tuple[list[Stored], dict[str, str]]:
     """Return the tensors of a file, and its metadata.
 
@@ -92,9 +89,6 @@ def _of_entry(path: Path, name: str, entry: Entry) -> Stored:
     if entry.dtype is None:
         return Stored(name, entry.shape, entry.code, entry.end - entry.start, None)
     return _stored(name, entry.shape, entry.dtype, partial(open_regular, path), entry.start)
-
-
-# ---- npy and npz -------------------------------------------------------------------------------------------------
 
 
 def of_npy(path: Path) -> list[Stored]:

@@ -228,9 +228,6 @@ class Seen:
         return Spec(self._shape, as_dtype(self._kind))
 
 
-# ---- polyarr's arrays --------------------------------------------------------------------------------------------
-
-
 def _shared(x: Any) -> Any:
     """Return the exporter of an Array's memory; None if its backend does not share it."""
     x = traced(x)

@@ -56,9 +56,6 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
         raise BackendError(f"{given} {where}; bring it there with .to({backend.name!r})")
 
 
-# ---- fused kernels with their VJP ----------------------------------------------------------------------------------
-
-
 class FusedPull:
     """Pull function of an op that ran a Fused kernel: calls `backward`, or differentiates the decomposition.
 

@@ -45,8 +45,6 @@ class Link:
         self.told: Callable[[], None] = lambda: None
         self.settle = self.told
 
-    # ---- collectives -----------------------------------------------------------------------------------------
-
     def wait(self, request: Any, soon: float = TRANSFER_SPIN_SECONDS) -> None:
         """Wait for a collective request: poll for `soon` seconds, then sleep between polls."""
         self.came += 1
@@ -95,8 +93,6 @@ class Link:
         """Broadcast the bytes of rank `root` to all ranks."""
         self.settle()
         self.wait(self.comm.Ibcast(memory, root))
-
-    # ---- ending ----------------------------------------------------------------------------------------------
 
     @contextmanager
     def alone(self) -> Iterator[None]:

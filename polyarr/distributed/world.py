@@ -80,8 +80,6 @@ class World:
         ]
         return f"{self.size} rank{'s' * (self.size > 1)}; {'; '.join(parts)}"
 
-    # ---- trees -----------------------------------------------------------------------------------------------
-
     def broadcast(self, given: Any, root: int = 0) -> Any:
         """Return the tree of rank `root`.
 
@@ -176,8 +174,6 @@ class World:
         for places, arrays in parts.arrays():
             _put(parts, places, self.transport.all_gather(arrays))
         return tree.unflatten(given, parts.leaves)
-
-    # ---- the rest --------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""

@@ -50,9 +50,6 @@ def _norm_grad(g, a, out):
     return astype(multiply(astype(a, dtype=scale.dtype), scale), dtype=a.dtype)
 
 
-# ---- steps ----------------------------------------------------------------------------------------------------------
-
-
 def _step(op: str, states: str, numbers: str):
     """Return the shape rule of a step over lists: the new parameters and states have the Specs of the old ones."""
     lists = ("params", "grads", *states.split())

@@ -189,9 +189,6 @@ def _along(a, x, axis: int):
     return reshape(a, shape=(*a.shape, *(1,) * (len(x.shape) - axis - 1)))
 
 
-# ---- other lengths ---------------------------------------------------------------------------------------------------
-
-
 def _resize_rule(x, *, shape, scale, mode, align_corners):
     op = "interpolate"
     check_kind(op, "x", x, "floating")

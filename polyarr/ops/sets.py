@@ -129,9 +129,6 @@ def _promoted(op: str, x1: Any, x2: Any, kind: str) -> tuple[Array, Array]:
     return x1, x2
 
 
-# ---- distinct elements ---------------------------------------------------------------------------------------------
-
-
 class UniqueAll(NamedTuple):
     """Result of unique_all: distinct values, first positions, the position of each element among the values, counts."""
 

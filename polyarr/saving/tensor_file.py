@@ -149,9 +149,6 @@ def _are_sizes(found: Any) -> bool:
     return isinstance(found, list) and len(found) <= 64 and all(type(n) is int and 0 <= n < _LARGEST for n in found)
 
 
-# ---- writing ------------------------------------------------------------------------------------------------------
-
-
 class Source(NamedTuple):
     """Array to write, possibly elsewhere: its Spec, and a function that returns it on the host, in any float dtype."""
 

@@ -258,9 +258,6 @@ async def _joined(request: CompletionRequest, parts: AsyncIterator[list[Part]]) 
     return [joined(each) for each in rows]
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
 def error_answer(refused: RefusedError, headers: Any = None) -> Answer:
     """Return the response for an error."""
     # The connection is closed where the rest of an unread body would be taken for the next request.

@@ -180,8 +180,6 @@ class Worker:
         self._asked.put(None)  # wakes the thread
         self._thread.join()
 
-    # ---- the thread --------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
         """Write texts until the worker is closed."""
         jobs: dict[Call, _Job] = {}

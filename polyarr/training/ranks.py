@@ -54,9 +54,6 @@ def _listed(words: list[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words or ["1"])
 
 
-# ---- collectives -------------------------------------------------------------------------------------------------
-
-
 def all_max(world: World, number: int) -> int:
     """Return the largest of the ranks' numbers, which must be from 0 to 255."""
     return max(line[0] for line in world.link.gather(bytes([number])))
