@@ -43,10 +43,7 @@ class _Pass:
         self.steps.append(step)
 
     def _is_elementwise(self, step: Step) -> bool:
-        if step.part != "kernel" or type(step.outputs) is not int:
-            return False
-        specs = [self._program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
-        kind = None if None in specs else self._fusion.kind(step, tuple(specs), self.specs[step.outputs])  # type: ignore[arg-type]
+        kind = self._fusion.kind_of(step, self._program.spec)
         return kind is not None and not kind.reduced
 
     def _with_operands(self, step: Step) -> Step:

@@ -204,10 +204,8 @@ def _bits(bits: int) -> Iterator[int]:
 
 
 def _kind(program: Program, fusion: Fusion, step: Step) -> Kind | None:
-    if step.part != "kernel" or type(step.outputs) is not int or program.specs[step.outputs].size == 0:
-        return None
-    specs = [program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
-    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.outputs])  # type: ignore[arg-type]
+    kind = fusion.kind_of(step, program.spec)
+    return kind if kind and program.specs[step.outputs].size else None
 
 
 def _is_by_rows(one: Kind, other: Kind) -> bool:

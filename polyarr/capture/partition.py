@@ -194,10 +194,7 @@ def _reads_arrays(program: Program, step: Step) -> bool:
 
 def _kind(program: Program, step: Step, fusion: Fusion | None) -> Kind | None:
     """Return the kind of a step that the backend can fuse."""
-    if fusion is None or step.part != "kernel" or type(step.outputs) is not int:
-        return None
-    specs = [program.spec(v) if type(v) is int else None for v in step.inputs[1:]]
-    return None if None in specs else fusion.kind(step, tuple(specs), program.specs[step.outputs])  # type: ignore[arg-type]
+    return None if fusion is None else fusion.kind_of(step, program.spec)
 
 
 class Graph:

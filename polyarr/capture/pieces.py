@@ -124,10 +124,7 @@ class _Pass:
         )
 
     def _is_elementwise(self, step: Step) -> bool:
-        if step.part != "kernel" or type(step.outputs) is not int:
-            return False
-        specs = [self._spec(v) if type(v) is int else None for v in step.inputs[1:]]
-        kind = None if None in specs else self._fusion.kind(step, tuple(specs), self.specs[step.outputs])  # type: ignore[union-attr, arg-type]
+        kind = self._fusion.kind_of(step, self._spec)  # type: ignore[union-attr]
         return kind is not None and not kind.reduced and bool(self.specs[step.outputs].size)
 
     def _placed(self, step: Step) -> tuple[int, int] | None:

@@ -165,6 +165,13 @@ class Fusion(NamedTuple):
     most: int
     concat: bool = False
 
+    def kind_of(self, step: Step, spec_of: Callable[[int], Any]) -> Kind | None:
+        """Return the kind of a step, given the Spec of each value; None if it cannot be fused."""
+        if step.part != "kernel" or type(step.outputs) is not int:
+            return None
+        specs = [spec_of(v) if type(v) is int else None for v in step.inputs[1:]]
+        return None if None in specs else self.kind(step, tuple(specs), spec_of(step.outputs))  # type: ignore[arg-type]
+
 
 def flat(slots: Any) -> Iterator[int]:
     """Yield the slots in a step's inputs or outputs."""
