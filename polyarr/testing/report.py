@@ -398,7 +398,8 @@ def grouped(results: list[dict[str, Any]], outcome: str) -> dict[str, list[str]]
     for r in results:
         if r["outcome"] == outcome:
             of_op = r["check"] not in ("backend", "layer")
-            reason = re.sub(rf"\b{re.escape(r['subject'])}\b", "...", r["reason"]) if of_op else r["reason"]
+            name = rf"(?<!the group )\b{re.escape(r['subject'])}\b"  # the group eig has the name of its op
+            reason = re.sub(name, "...", r["reason"]) if of_op else r["reason"]
             found.setdefault(reason, []).append(f"{r['check']}-{r['subject']}")
     return dict(sorted(found.items(), key=lambda item: -len(item[1])))
 

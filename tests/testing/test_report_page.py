@@ -66,6 +66,12 @@ def test_reasons_are_grouped_but_for_the_name_of_the_op():
     assert grouped(results, "failed") == {}
 
 
+def test_a_reason_names_the_group_that_is_called_like_its_op():
+    reason = "small does not offer the group eig"
+    result = {"check": "forward", "subject": "eig", "outcome": "not offered", "reason": reason}
+    assert grouped([result], "not offered") == {reason: ["forward-eig"]}
+
+
 def test_the_document_has_every_check_and_outcome():
     """docs/conformance.md lists the checks of ops, those of the backend, and the fields of a report."""
     text = (ROOT / "docs" / "conformance.md").read_text()
