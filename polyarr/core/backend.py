@@ -198,7 +198,7 @@ class Backend(NamedTuple):
         replay: (Program, default run) -> run: a faster way to run a captured program; see core/program.py. None:
             kernels are called one by one.
         fusion: Steps of a captured program that the backend fuses; see core/program.py. None: no fusion.
-        together: All-reduce with backends of other processes. None: through host memory.
+        collectives: All-reduce with backends of other processes. None: through host memory.
 
     Examples:
         >>> import numpy as np, polyarr as pa
