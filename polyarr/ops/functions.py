@@ -34,7 +34,7 @@ from polyarr.ops.logic import bitwise_and, bitwise_invert, bitwise_or, equal, gr
 
 @elementwise("numeric")
 def pow(x, y):
-    """Return x to the power y.
+    """Return x to the power y. Of integers, a negative power is 0 unless x is 1 or -1.
 
     >>> pa.pow(pa.asarray([1.0, 2.0, 3.0]), 2)
     Array([1., 4., 9.], float32, 'numpy')
