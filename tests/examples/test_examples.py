@@ -33,7 +33,8 @@ from tests.helpers.root import ROOT
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
 PRIMITIVES = [op for op in OPS if op.decomposition is None and not op.group and op.__module__.startswith("polyarr.")]
-BACKENDS = {"tiny": "polyarr-tiny", "torch": "polyarr-torch"}
+BACKENDS = {"tiny": "polyarr-tiny", "torch": "polyarr-torch", "tinygrad": "polyarr-tinygrad", "mlx": "polyarr-mlx"}
+LIBRARIES = {"torch": "torch", "tinygrad": "tinygrad", "mlx": "mlx.core"}
 CASES = cases(USUAL_LEVEL)
 
 
@@ -71,8 +72,8 @@ def installed(*folders, into):
 @pytest.fixture(params=BACKENDS)
 def name(request, tmp_path):
     """Each example that is a backend, installed."""
-    if request.param == "torch":
-        pytest.importorskip("torch")
+    if request.param in LIBRARIES:
+        pytest.importorskip(LIBRARIES[request.param])
     with installed(EXAMPLES / BACKENDS[request.param], into=tmp_path):
         yield request.param
 
@@ -109,7 +110,7 @@ def test_the_smallest_one_passes_the_kit(tmp_path, check):
         assert failing(get_backend("tiny"), Effort(examples=2), [c for c in CASES if c.check == check]) == {}
 
 
-@pytest.mark.parametrize("name", ["torch"], indirect=True)
+@pytest.mark.parametrize("name", ["torch", "mlx"], indirect=True)  # tinygrad would compile for minutes
 @pytest.mark.parametrize("check", ["forward", "backward", "backend"])
 def test_an_example_passes_the_main_checks(name, check):
     file = EXAMPLES / BACKENDS[name] / "known_failures.toml"
