@@ -5,12 +5,13 @@ import pytest
 from tests.array_api import expected
 
 
-def test_each_entry_has_a_reason_of_one_line_and_names_what_there_is() -> None:
+def test_each_entry_has_a_reason_of_one_line_and_a_source_and_names_what_there_is() -> None:
     everywhere = expected.entries("numpy", "2025.12")
     assert everywhere and len(expected.entries("opencl", "2025.12")) >= len(everywhere)
     for entry in (*everywhere, *expected.entries("opencl", "2024.12")):
-        assert entry.keys() <= {"reason", "tests", "backends", "versions", "sometimes"}
+        assert entry.keys() <= {"reason", "source", "tests", "backends", "versions", "sometimes"}
         assert entry["reason"] and "\n" not in entry["reason"] and entry["tests"]
+        assert entry["source"].startswith("https://")
         assert all(text.startswith(("test_", "*")) for text in entry["tests"])
 
 
