@@ -3,7 +3,6 @@
 import itertools
 import math
 import string
-from collections.abc import Callable
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from polyarr.ops import elementwise, functions, reduce
 from polyarr.ops.elementwise import astype, conj, multiply, square, where
 from polyarr.ops.functions import sqrt
 from polyarr.ops.logic import equal, not_equal
-from polyarr.ops.reduce import axes_of, sum
+from polyarr.ops.reduce import axes_of, root, sum
 from polyarr.ops.shape import matrix_transpose, one_axis, permute_dims, reshape, slice
 from polyarr.ops.validation import check_array, number, whole, wholes
 
@@ -224,13 +223,13 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     if kind == 0:
         return sum(astype(not_equal(x, 0), dtype=real_of(x.dtype)), **over)
     if kind == 2 and over["axis"]:
-        return _root(sum(square(elementwise.abs(x) if x.dtype in COMPLEX else x), **over), sqrt)
+        return root(sum(square(elementwise.abs(x) if x.dtype in COMPLEX else x), **over), sqrt)
     sizes = elementwise.abs(x)
     if kind == 1 or not over["axis"]:  # a power and its root would only round
         return sum(sizes, **over)
     if math.isinf(kind):
         return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
-    return _root(sum(_powers(sizes, kind), **over), lambda total: functions.pow(total, 1 / kind))
+    return root(sum(_powers(sizes, kind), **over), lambda total: functions.pow(total, 1 / kind))
 
 
 def _powers(sizes, kind: float):
@@ -238,12 +237,6 @@ def _powers(sizes, kind: float):
         return functions.pow(sizes, kind)
     zero = equal(sizes, 0)
     return where(zero, 0.0 if kind > 0 else math.inf, functions.pow(where(zero, 1, sizes), kind))
-
-
-def _root(total, fn: Callable):
-    """Return fn of a total, and 0 where the total is 0: the slope of a root is infinite there."""
-    zero = equal(total, 0)
-    return where(zero, 0, fn(where(zero, 1, total)))
 
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:

@@ -2,6 +2,7 @@
 
 import builtins
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -468,9 +469,15 @@ def std(x, *, axis=None, correction=0.0, keepdims=False):
         >>> pa.std(pa.asarray([1.0, 2.0, 3.0]), correction=1)
         Array(1., float32, 'numpy')
 
-    Gradients: x
+    Gradients: x; 0 where the standard deviation is 0
     """
-    return sqrt(var(x, axis=axes_of("std", x, axis), correction=correction, keepdims=keepdims))
+    return root(var(x, axis=axes_of("std", x, axis), correction=correction, keepdims=keepdims), sqrt)
+
+
+def root(total, fn: Callable):
+    """Return fn of a total, and 0 where the total is 0: the slope of a root is infinite there."""
+    zero = equal(total, 0)
+    return where(zero, 0, fn(where(zero, 1, total)))
 
 
 @composed

@@ -63,6 +63,7 @@ def slopes(fn, *values: float) -> list[float]:
         (ops.maximum, (1.0, 2.0), [0, 1]),
         (ops.minimum, (1.0, 2.0), [1, 0]),
         (ops.hypot, (0.0, 0.0), [0, 0]),
+        (lambda x, y: ops.std(ops.stack((x, y))), (2.0, 2.0), [0, 0]),
         (ops.atan2, (0.0, 0.0), [0, 0]),
         (ops.atan2, (3e200, 4e200), [1.6e-201, -1.2e-201]),
         (ops.atan2, (3e-200, 4e-200), [1.6e199, -1.2e199]),

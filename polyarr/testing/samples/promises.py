@@ -55,6 +55,8 @@ for _axis, _descending in itertools.product((0, 1), (False, True)):
 _add(GRADIENTS, [ops.topk], *(Sample((_TIES,), {"axis": axis, "k": 5}) for axis in (0, 1)))
 for _order, _values in itertools.product((2.0, 1, 3.0), ("ties", "zeros")):
     _add(GRADIENTS, [ops.vector_norm], Sample((Data((5, 7), values=_values),), {"axis": 1, "ord": _order}))
+for _values, _shape in itertools.product(("zeros", "ties"), ((1, 7), (5, 7))):
+    _add(GRADIENTS, [ops.std], Sample((Data(_shape, values=_values),), {"axis": 0}))
 for _order in (2.0, 1, 3.0, 0, 0.5, INF, -INF):
     _add(VALUES, [ops.vector_norm], Sample((_TIES,), {"axis": 0, "ord": _order}))
     _add(VALUES, [ops.vector_norm], Sample((Data((3, 33), values="normal"),), {"axis": 1, "ord": _order}))
