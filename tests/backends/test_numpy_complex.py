@@ -1,13 +1,22 @@
-"""Complex numbers on NumPy, where its own functions would overflow."""
+"""Complex numbers on NumPy, where its own functions would overflow or lose digits."""
 
 import numpy as np
 import pytest
 
 import polyarr as pa
-from tests.helpers.complex_numbers import exactly, numbers, ulps
+from tests.helpers.complex_numbers import FUNCTIONS, exactly, numbers, ulps
+
+PRECISIONS = pytest.mark.parametrize("dtype", [pa.complex64, pa.complex128], ids=lambda d: d.name)
 
 
-@pytest.mark.parametrize("dtype", [pa.complex64, pa.complex128], ids=lambda d: d.name)
+@PRECISIONS
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_accurate_everywhere(on_numpy, name, dtype):
+    z = numbers(dtype)
+    assert ulps(getattr(pa, name)(pa.asarray(z)).numpy(), exactly(name, z)) <= 4
+
+
+@PRECISIONS
 def test_quotients_of_every_magnitude(on_numpy, dtype):
     x = numbers(dtype)
     y = np.random.default_rng(1).permutation(x)

@@ -4,6 +4,10 @@ import numpy as np
 
 import polyarr as pa
 
+FUNCTIONS = (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "expm1", "log", "log10", "log1p",
+    "log2", "reciprocal", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
+)  # fmt: skip
 NUMPY = {
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh,
     "atanh": np.arctanh, "reciprocal": lambda z: 1 / z, "rsqrt": lambda z: 1 / np.sqrt(z), "sign": lambda z: z / abs(z),

@@ -71,15 +71,38 @@ def expm1(x: np.ndarray) -> np.ndarray:
     return found
 
 
+def log1p(x: np.ndarray) -> np.ndarray:
+    """Return log(1 + x); NumPy loses the real part of small complex numbers, and overflows for large ones."""
+    if x.dtype.kind != "c":
+        return np.log1p(x)
+    sum_ = np.array(x)
+    sum_.real += 1
+    found = np.asarray(np.log(sum_))
+    over = x.real * (2 + x.real) + np.square(x.imag)  # |1 + x|^2 - 1
+    near = (np.abs(x.real) < 2) & (np.abs(x.imag) < 2) & (over > -0.5)
+    found.real = np.where(near, 0.5 * np.log1p(over), found.real)
+    return found
+
+
+def sign(x: np.ndarray) -> np.ndarray:
+    """Return x / |x|, and 0 for 0; the magnitude of large complex numbers, which are scaled, would overflow."""
+    return np.sign(x if x.dtype.kind != "c" else _times(x, _factor(x, *_scales(x.dtype))))
+
+
 def divide(x: Any, y: Any) -> np.ndarray:
     """Return x / y; complex numbers near the limits of the exponent, with which NumPy overflows, are scaled first."""
     found = np.divide(x, y)
     if found.dtype.kind != "c" or (np.isfinite(found).all() and found.all()):
         return found
-    limit, scale = (2.0**100, 2.0**40) if found.dtype == np.complex64 else (2.0**900, 2.0**100)
+    limit, scale = _scales(found.dtype)
     x, y = (np.asarray(a, found.dtype) for a in (x, y))
     by_x, by_y = (_factor(a, limit, scale) for a in (x, y))
     return _times(_times(np.divide(_times(x, by_x), _times(y, by_y)), by_y), 1 / by_x)
+
+
+def _scales(dtype: np.dtype) -> tuple[float, float]:
+    """Return the magnitude above which complex numbers are scaled, and the inverse of the factor."""
+    return (2.0**100, 2.0**40) if dtype == np.complex64 else (2.0**900, 2.0**100)
 
 
 def _factor(z: np.ndarray, limit: float, scale: float) -> np.ndarray:
@@ -299,6 +322,8 @@ KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.divide: ufunc(divide),
     ops.expm1: ufunc(expm1),
+    ops.log1p: ufunc(log1p),
+    ops.sign: ufunc(sign),
     ops.sum: quiet(short_sum(np.sum)),
     ops.prod: quiet(short_sum(np.prod)),
     ops.argmax: quiet(arg_extreme(np.max, np.argmax)),

@@ -10,16 +10,12 @@ from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.spec import DTYPES
-from tests.helpers.complex_numbers import exactly, normal, numbers, ulps
+from tests.helpers.complex_numbers import FUNCTIONS, exactly, normal, numbers, ulps
 from tests.helpers.opencl_modules import device_as_gpu, opencl_modules
 
 copy, device_module, devices, geometry, table = opencl_modules("copy", "device", "devices", "geometry", "table")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
-FUNCTIONS = (
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "expm1", "log", "log10", "log1p",
-    "log2", "reciprocal", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "tan", "tanh",
-)  # fmt: skip
 MAX_ULP = 4
 PRECISIONS = pytest.mark.parametrize("dtype", [pa.complex64, pa.complex128], ids=lambda d: d.name)
 
