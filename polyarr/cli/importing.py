@@ -21,7 +21,7 @@ from polyarr.training.pretrained import import_model
 )
 @dtype_option
 @click.option(
-    "--keep-quantized", is_flag=True, help="Do not dequantize the Q8_0 and Q4_0 weights of a GGUF file's linear layers."
+    "--keep-quantized", is_flag=True, help="Keep linear layers quantized: Q8_0 and Q4_0 of a GGUF file, AWQ, GPTQ."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
@@ -31,8 +31,8 @@ def command(
     """Import a language model from a Hugging Face folder, a safetensors file or a GGUF file.
 
     It may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma or OLMo, or the tutorial's GPT. A
-    safetensors file needs its config.json beside it; the weights of a GGUF file are dequantized, or
-    stay quantized with --keep-quantized. Nothing is ever unpickled.
+    safetensors file needs its config.json beside it. Quantized weights, of a GGUF file or a folder of AWQ or GPTQ, are
+    dequantized, or stay quantized with --keep-quantized. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     how = {"context_length": context, "tokenizer": given, "adapters": adapters, "keep_quantized": keep_quantized}

@@ -23,6 +23,7 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import Format, format_of, written_format
 from polyarr.models.formats.gguf import read_gguf
+from polyarr.models.formats.packed import PackedTensor, with_packed
 from polyarr.nn import QuantizedLinear, merge_lora, shapes_only
 from polyarr.nn.quantised import quantized_layers, with_codes
 from polyarr.ops.quantized import QUANTIZED_BLOCK
@@ -44,6 +45,7 @@ class StoredTensor(NamedTuple):
     name: str
     shape: list[int]
     dtype: str
+    kind = "float"
 
     def read(self, dtype: np.dtype | None = None) -> np.ndarray:
         """Return the data, in a floating-point dtype if one is given; numbers that are not finite are then an error."""
@@ -51,7 +53,7 @@ class StoredTensor(NamedTuple):
         return stored if dtype is None else finite(self.name, stored, dtype)
 
 
-Tensors = Mapping[str, Any]  # StoredTensors, or GGUFTensors, by full name
+Tensors = Mapping[str, Any]  # StoredTensors and PackedTensors, or GGUFTensors, by full name
 
 
 class PretrainedError(ValueError):
@@ -69,8 +71,8 @@ def load_pretrained(
     The model may be a GPT-2, Llama, Mistral, Mixtral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with
     their settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book,
     whose config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the
-    host needs hardly more memory than the model has. Nothing is ever unpickled. The quantized weights of a GGUF file
-    are dequantized, unless `keep_quantized` is True.
+    host needs hardly more memory than the model has. Nothing is ever unpickled. Quantized weights, of a GGUF file or a
+    folder of AWQ or GPTQ, are dequantized, unless `keep_quantized` is True.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -80,7 +82,8 @@ def load_pretrained(
         dtype: Dtype of the model's parameters; None: the file's, or float32 if the file has float64 or several
             dtypes. A GGUF file's is float32 if its matrices are, or else bfloat16.
         keep_quantized: Whether linear layers whose weights are all Q8_0, or all Q4_0, in a GGUF file become
-            nn.QuantizedLinear, with the bytes of the file. Embeddings and other types are dequantized.
+            nn.QuantizedLinear, with the bytes of the file; and so those of AWQ and GPTQ whose numbers fit into such
+            blocks without loss. Embeddings and other types are dequantized; with a RuntimeWarning if of AWQ or GPTQ.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.
@@ -92,28 +95,29 @@ def load_pretrained(
         RuntimeError: The library gguf is missing.
     """
     path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
+    kept = KEPT if keep_quantized else ()
     if not path.exists():
         raise no_such(path)
     if is_gguf(path):
         with errors_with_path("load_pretrained", path):
             (form, config, _), tensors = read_gguf(path)
-            return _loaded(form, config, tensors, dtype, KEPT if keep_quantized else ())
+            return _loaded(form, config, tensors, dtype, kept)
     folder = path if path.is_dir() else path.parent
     if not os.path.lexists(folder / CONFIG):
         raise FileNotFoundError(f"{path}: no {CONFIG} is here{hint_of_others(folder)}")
     with errors_with_path("load_pretrained", path):
         settings = read_json(folder / CONFIG)
         form = format_of(settings)
-        tensors, config = _prefixed(_tensors(path), form), form.config_of(settings)
+        config, tensors = form.config_of(settings), with_packed(_prefixed(_tensors(path), form), settings, form)
         if config.tie_embeddings and _has_own_head(form, tensors):
             text = "its settings tie the output head to the embedding, its file has another head: that one is kept"
             warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
             config = replace(config, tie_embeddings=False)
-        return _loaded(form.with_experts(config), config, tensors, dtype)
+        return _loaded(form.with_experts(config), config, tensors, dtype, kept)
 
 
 def _loaded(
-    form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None, kept: Collection[str] = ()
+    form: Format, config: Config, tensors: Tensors, dtype: np.dtype | None, kept: Collection[str]
 ) -> LanguageModel:
     """Return the model of a configuration with these weights; those of the types `kept` stay quantized."""
     with shapes_only():
@@ -121,7 +125,9 @@ def _loaded(
         _check(model, form, tensors)
         model = model.astype(dtype or _stored_dtype(model, form, tensors))
         if kept:
-            model = with_codes(model, _specs_of_codes(model, form, tensors, kept))
+            specs = _specs_of_codes(model, form, tensors, kept)
+            _warn_of_dequantized(tensors, {name for path in specs for name in form.parts(f"{path}.weight")[0]})
+            model = with_codes(model, specs)
     return model.load_parameters(largest_first(model, partial(_read, form, tensors))).eval()
 
 
@@ -188,6 +194,7 @@ def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
     ignored = () if model.out_head else form.parts("out_head.weight")[0]  # a copy of what it is tied to
     missing = [name for name in wanted if name not in tensors]
     unknown = [name for name in tensors if name not in wanted and name not in ignored and not form.ignores(name)]
+    unknown = [name for name in unknown if not _is_zero_bias(tensors, name)]
     wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
     misfits = []
     for name in (n for n in wanted if n in tensors):
@@ -198,6 +205,12 @@ def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
             misfits.append(f"{name} is of {dtype} and must be of {', '.join(DTYPES)}")
     if wrong := [*wrong, *([listed(misfits)] if misfits else [])]:
         raise ValueError("; ".join(wrong))
+
+
+def _is_zero_bias(tensors: Tensors, name: str) -> bool:
+    """Return whether an array is a bias of zeros, which AutoGPTQ adds to every quantized layer."""
+    weight = tensors.get(f"{name.removesuffix('bias')}weight")
+    return name.endswith(".bias") and isinstance(weight, PackedTensor) and not tensors[name].read().any()
 
 
 def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
@@ -248,10 +261,11 @@ def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarr
     """Return the array that polyarr calls `own`, joined from the other program's arrays or a part of one."""
     path, _, last = own.rpartition(".")
     if last in _ARRAYS_OF_CODES:
-        names, _ = form.parts(f"{path}.weight")
-        return np.concatenate([tensors[name].blocks()[_ARRAYS_OF_CODES.index(last)] for name in names])
-    names, transposed = form.parts(own)
-    parts = [tensors[name].read(dtype) for name in names]
+        (names, _), transposed = form.parts(f"{path}.weight"), False
+        parts = [getattr(tensors[name], last)() for name in names]
+    else:
+        names, transposed = form.parts(own)
+        parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     index, shares = form.share(own)
     return np.split(joined.T if transposed else joined, shares)[index]
@@ -270,6 +284,13 @@ def _specs_of_codes(
             codes = Spec((rows, columns), int8) if kinds == {"Q8_0"} else Spec((rows, columns // 2), uint8)
             found[path] = codes, Spec((rows, columns // QUANTIZED_BLOCK), float16)
     return found
+
+
+def _warn_of_dequantized(tensors: Tensors, kept: Collection[str]) -> None:
+    """Warn of weights of AWQ and GPTQ that do not stay quantized."""
+    if left := [name for name, a in tensors.items() if isinstance(a, PackedTensor) and name not in kept]:
+        due = "those kept have 32 inputs in a row of one group, zero points that fit into int8, and scales into float16"
+        warnings.warn(f"load_pretrained: {listed(left)}: dequantized; {due}", RuntimeWarning, stacklevel=4)
 
 
 def listed(names: list[str]) -> str:

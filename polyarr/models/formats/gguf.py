@@ -134,10 +134,13 @@ class GGUFTensor(NamedTuple):
         """Name of the type in the file."""
         return self.file.entries[self.name].kind.name
 
-    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the codes and scales of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
-        codes, scale = self.file.blocks(self.name)
-        return self.model.read(self.name, codes), self.model.read(self.name, scale)
+    def codes(self) -> np.ndarray:
+        """Return the codes of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
+        return self.model.read(self.name, self.file.blocks(self.name)[0])
+
+    def scale(self) -> np.ndarray:
+        """Return the scales of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
+        return self.model.read(self.name, self.file.blocks(self.name)[1])
 
 
 class Header(Protocol):
