@@ -32,6 +32,7 @@ def command(
     weights: str | None,
     dtype: str | None,
     backend: str | None,
+    draft: Path | None,
     checkpoint: str,
     **options: Any,
 ) -> None:
@@ -41,7 +42,7 @@ def command(
     dropped when the conversation no longer fits into the model's context.
     """
     check_stops(options["stop"])
-    with open_writer(folder, checkpoint, backend, weights, dtype, is_chat=True) as writer:
+    with open_writer(folder, checkpoint, backend, weights, dtype, draft, is_chat=True) as writer:
         chat = Conversation(writer, system)
         for line in _lines():
             if line == _RESET:

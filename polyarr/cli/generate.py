@@ -37,10 +37,6 @@ _MAX_PROMPT = 2**24  # bytes of a prompt's file
     help="Write JSON that is valid by the JSON schema in a file.",
 )
 @click.option("--stop-at-context", is_flag=True, help="Stop when the model's context is full.")
-@click.option(
-    "--speculate", type=click.IntRange(0, 64), default=0, show_default=True, metavar="N",
-    help="Draft N tokens from the text so far and check them in one pass: faster if the text repeats itself.",
-)
 @writing_options
 def command(
     folder: Path,
@@ -52,6 +48,7 @@ def command(
     weights: str | None,
     dtype: str | None,
     backend: str | None,
+    draft: Path | None,
     checkpoint: str,
     **options: Any,
 ) -> None:
@@ -66,7 +63,7 @@ def command(
     if is_chat and prompt is None:
         raise click.UsageError("--chat answers a message; give it with --prompt or --prompt-file")
     check_stops(options["stop"])
-    with open_writer(folder, checkpoint, backend, weights, dtype, is_chat) as writer:
+    with open_writer(folder, checkpoint, backend, weights, dtype, draft, is_chat) as writer:
         context = writer.model.config.context_length
         if is_chat:
             start: Any = writer.tokenizer.encode_messages([{"role": "user", "content": prompt}], context)

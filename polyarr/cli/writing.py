@@ -10,9 +10,12 @@ import click
 from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
+from polyarr.models.decoder import LanguageModel
 from polyarr.nn import merge_lora
 from polyarr.nn.quantized_linear import KINDS
+from polyarr.text import Tokenizer
 from polyarr.text.sandbox import SandboxedTokenizer
+from polyarr.text.tokenizer import same_tokens
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (
@@ -34,6 +37,15 @@ _OPTIONS = (
         help="Above 1: tokens that are in the text become less likely.",
     ),
     click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text."),
+    click.option(
+        "--draft", metavar="DIR", type=click.Path(path_type=Path),
+        help="Let a smaller model with the same tokenizer draft tokens, which are checked in one pass.",
+    ),
+    click.option(
+        "--speculate", type=click.IntRange(0, 64), metavar="N",
+        help="Draft N tokens at a time, by --draft, or from the text so far: faster if it repeats itself.  "
+        "[default: 4 with --draft, or 0]",
+    ),
     dtype_option,
     click.option(
         "--weights", type=click.Choice(KINDS),
@@ -62,17 +74,32 @@ def check_stops(stop: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def open_writer(
-    folder: Path, checkpoint: str, backend: str | None, weights: str | None, dtype: str | None, is_chat: bool = False
+    folder: Path,
+    checkpoint: str,
+    backend: str | None,
+    weights: str | None,
+    dtype: str | None,
+    draft: Path | None,
+    is_chat: bool = False,
 ) -> Iterator[Writer]:
-    """Load a model and its tokenizer, whose programs run in worker processes until the block ends.
+    """Load a model, maybe with one that drafts, and its tokenizer, whose programs run in processes of their own.
 
     Raises:
-        ValueError: A chat is asked for, and the model has no chat template.
+        ValueError: A chat is asked for, and the model has no chat template; or the models have different tokens.
     """
     choose_backend(backend)
     model, tokenizer = loaded(folder, checkpoint, dtype)
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
     model = model.quantised(weights) if weights else merge_lora(model)  # frees what was loaded
+    draft_model = None if draft is None else _draft_model(draft, folder, tokenizer, dtype)
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
-        yield Writer(model, programs)
+        yield Writer(model, programs, draft_model)
+
+
+def _draft_model(draft: Path, folder: Path, tokenizer: Tokenizer, dtype: str | None) -> LanguageModel:
+    """Return the model that drafts, which must have the tokens of the other."""
+    model, own = loaded(draft, "best", dtype)
+    if not same_tokens(own, tokenizer):
+        raise ValueError(f"--draft: {draft} has another tokenizer than {folder}; both must have the same tokens")
+    return model

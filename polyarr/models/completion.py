@@ -17,6 +17,7 @@ from polyarr.text.sandbox import text_stream
 # Compiled programs that are kept, one for each number of rows, capacity of caches and kind of sampling. Without a
 # limit, the requests of a server would fill its memory with them.
 MAX_PROGRAMS = 32
+_DRAFTED = 4  # tokens that a draft model drafts at a time
 
 
 class TokenLogprob(NamedTuple):
@@ -77,6 +78,10 @@ class Writer:
     Args:
         model: A language model. The writer keeps a copy in evaluation mode.
         tokenizer: The tokenizer of the model.
+        draft_model: Smaller model with the same tokens, which drafts texts for `model` to check; None: none.
+
+    Raises:
+        ValueError: The draft model has fewer tokens than the tokenizer.
 
     Examples:
         >>> from polyarr.models import GPTModel, Writer
@@ -88,10 +93,16 @@ class Writer:
         (4, 'length')
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model: LanguageModel, tokenizer: Tokenizer, draft_model: LanguageModel | None = None
+    ) -> None:
         self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, _next_token()
         self._speculative_step = _speculative_step()
         self._size = min(tokenizer.vocab_size, model.config.vocab_size)
+        self._draft_model = draft_model and draft_model.copy().eval()
+        if draft_model is not None and draft_model.config.vocab_size < self._size:
+            size = draft_model.config.vocab_size
+            raise ValueError(f"Writer: the draft model has {size:,} tokens; it must have {self._size:,}")
         self._texts: dict[int, str] = {}
 
     def write(
@@ -105,7 +116,7 @@ class Writer:
         stop_at_context: bool = False,
         logprobs: int | None = None,
         echo: bool = False,
-        speculate: int = 0,
+        speculate: int | None = None,
         **sampling: Any,
     ) -> Iterator[Part]:
         """Yield the texts after prompts piece by piece: one Part for each token of each unfinished row.
@@ -122,9 +133,9 @@ class Writer:
                 those of the sampled tokens; None: none are computed.
             echo: Whether to yield first a Part for each prompt, with no text; with `logprobs` it has the
                 log-probabilities of the prompt's tokens, which come from one pass over the prompts.
-            speculate: Number of tokens that are drafted from the text itself, and checked in one pass of the model; 0
-                for none. It makes a text that repeats faster. Texts side by side, those beyond the context, those with
-                penalties, and log-probabilities have no drafts.
+            speculate: Number of tokens that are drafted, by the draft model or else from the text itself, and checked
+                in one pass of the model; 0 for none; None: 4 with a draft model, none without. Texts side by side,
+                those beyond the context, those with penalties, and log-probabilities have no drafts.
             **sampling: Parameters of Sampling, such as temperature and top_p.
 
         Yields:
@@ -145,6 +156,8 @@ class Writer:
             (['c', 'a', 'b'], None, True)
         """
         encoded = self._checked(prompts, stop, logprobs)
+        if speculate is None:
+            speculate = _DRAFTED if self._draft_model else 0
         if whole("Writer", "speculate", speculate) < 0:
             raise ValueError(f"Writer: speculate is {speculate}; it must not be negative")
         self._renew_steps()
@@ -167,8 +180,9 @@ class Writer:
         )  # raises for bad arguments
         if speculate and logprobs is None and can_speculate(self.model, encoded, max_new_tokens, **sampling):
             first = seed if seed is None or isinstance(seed, int) else seed[0]
-            options = {"seed": first, "vocab_size": self._size, "step": self._speculative_step, **sampling}
-            drawn = speculated(self.model, encoded[0], max_new_tokens, speculate, **options)
+            how = {"seed": first, "vocab_size": self._size, "step": self._speculative_step, **sampling}
+            how["draft_model"] = self._draft_model
+            drawn = speculated(self.model, encoded[0], max_new_tokens, speculate, **how)
         return self._parts(rows, encoded, drawn, logprobs, echo)
 
     def _renew_steps(self) -> None:

@@ -1,12 +1,12 @@
-"""Speculative decoding: several tokens of a text in one pass of its model, drafted from the text itself (n-grams)."""
+"""Speculative decoding: several tokens of a text in one pass of its model, drafted from it or by a small model."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from polyarr import creation
+from polyarr import creation, ops
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array
 from polyarr.models.decoder import LanguageModel
@@ -16,6 +16,21 @@ from polyarr.nn import KeyValueCache
 
 PENALTIES = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 NGRAMS = (3, 2)  # lengths of the n-grams that are looked up, the longest first
+
+
+class Drafter(Protocol):
+    """Text whose next tokens are drafted."""
+
+    def add(self, token: int) -> None:
+        """Add a token to the text."""
+
+    def next(self, count: int, units: Sequence[float] = ()) -> list[int]:
+        """Return `count` tokens that may come next, or [].
+
+        Args:
+            count: Number of tokens.
+            units: Uniform random numbers from which the next tokens will be sampled; () if they are not sampled.
+        """
 
 
 class Drafts:
@@ -47,13 +62,65 @@ class Drafts:
                 self._ends[tuple(self._tokens[end - n :])] = end
         self._tokens.append(token)
 
-    def next(self, count: int) -> list[int]:
+    def next(self, count: int, units: Sequence[float] = ()) -> list[int]:
         """Return `count` tokens that may come next; [] if the text gives no hint. A draft may go on with its start."""
         for n in NGRAMS:
             if end := self._ends.get(tuple(self._tokens[-n:])):
                 period = self._tokens[end:]
                 return [period[i % len(period)] for i in range(count)]
         return []
+
+
+class ModelDrafts:
+    """Drafts of the next tokens of a text by a smaller model, sampled from the random numbers of the text's own tokens.
+
+    Args:
+        model: The smaller language model, in evaluation mode.
+        tokens: The text so far, at least one token.
+        count: Largest number of tokens that will be added to it.
+        step: Compiled function from `speculative_step`.
+        numbers: Parameters of the sampling, as in Sampling.numbers.
+        bias: Numbers (V,) that are added to logits, or None.
+        limits: top_k, and the number of tokens to sample from.
+
+    Source: Leviathan, Kalman, Matias 2022, arXiv:2211.17192 (shared random numbers in place of rejection sampling)
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokens: list[int],
+        count: int,
+        step: Compiled,
+        numbers: dict[str, float],
+        bias: Array | None,
+        limits: tuple[int | None, int],
+    ) -> None:
+        self._model, self._text, self._prompt = model, list(tokens), list(tokens)
+        self._step, self._sampling = step, (numbers, bias, limits)
+        self._caches = model.caches(1, cache_capacity(model, len(tokens), count))
+
+    def add(self, token: int) -> None:
+        """Add a token to the text."""
+        self._text.append(token)
+
+    def next(self, count: int, units: Sequence[float] = ()) -> list[int]:
+        """Return `count` tokens that may come next; [] beyond the context of the model, or before a token was added."""
+        end = len(self._text)
+        if end + count > self._caches[0].size or end == len(self._prompt):
+            return []
+        if self._prompt:
+            self._model.features(_row(self._prompt), self._caches, None)  # eagerly: lengths differ
+            self._prompt = []
+        # The last token but one is computed again: the caches lack it if the whole last draft was right.
+        tokens, position, column = _row(self._text[-2:]), end - 2, [0.0, *units[:1]]
+        found = []
+        for i in range(count):
+            given = creation.asarray(np.array(column, np.float32)[:, None]) if units else None
+            token = self._step(self._model, tokens, self._caches, position, given, *self._sampling)[-1:]
+            found.append(token)
+            tokens, position, column = token[None], end + i, list(units[i + 1 : i + 2])
+        return ops.concat(found, axis=0).numpy().tolist()
 
 
 def can_speculate(model: LanguageModel, prompts: Sequence[np.ndarray], count: int, **sampling: Any) -> bool:
@@ -71,9 +138,10 @@ def speculated(
     seed: int | None = None,
     vocab_size: int | None = None,
     step: Compiled | None = None,
+    draft_model: LanguageModel | None = None,
     **sampling: Any,
 ) -> Iterator[Sample]:
-    """Yield the new tokens of one text, as `sample` does, with fewer passes of the model where the text repeats.
+    """Yield the new tokens of one text, as `sample` does, with fewer passes of the model where drafts are right.
 
     A pass computes the logits after the last token and after each token of a draft. At each position a token is
     sampled as it is without drafts, from the same random number; the tokens up to the first one that differs from the
@@ -88,6 +156,7 @@ def speculated(
         seed: Seed of the sampling; None: numbers are drawn from polyarr.random.
         vocab_size: Sample only tokens below it; None: all.
         step: Compiled function from `speculative_step`, to share it among texts; None: a new one.
+        draft_model: Smaller model of the same tokens, in evaluation mode, which drafts; None: n-grams of the text do.
         **sampling: Parameters of Sampling, without penalties.
 
     Yields:
@@ -98,17 +167,21 @@ def speculated(
     limits, bias = (how.top_k, size), bias_of(how.logit_bias, size)
     units = uniform_numbers(seed) if how.temperature else None
     ready: list[float] = []  # random numbers of the next tokens
-    text, length, end = Drafts(prompt.tolist()), len(prompt), len(prompt) + max_new_tokens
+    length, end = len(prompt), len(prompt) + max_new_tokens
+    text: Drafter = Drafts(prompt.tolist())
+    if draft_model is not None:
+        text = ModelDrafts(draft_model, prompt.tolist(), max_new_tokens, step, how.numbers, bias, limits)
     caches = model.caches(1, cache_capacity(model, length, max_new_tokens))
     new, position = prompt.astype(np.int32).tolist(), None
     while length < end:
         if position is not None:
+            ready += islice(units, max(0, drafts - len(ready))) if units else []
             # A draft must not go beyond the caches. All have one length, so that there is one program for them.
-            new = [new[-1], *(text.next(drafts) if position + drafts + 1 <= caches[0].size else [])]
+            new = [new[-1], *(text.next(drafts, ready) if position + drafts + 1 <= caches[0].size else [])]
         count = 1 if position is None else len(new)
         ready += islice(units, max(0, count - len(ready))) if units else []
         column = creation.asarray(np.array(ready[:count], np.float32)[:, None]) if units else None
-        tokens, where = creation.asarray(np.array([new], np.int32)), (caches, position)
+        tokens, where = _row(new), (caches, position)
         run = _chosen if position is None else step  # eagerly for the prompt: lengths differ
         found = run(model, tokens, *where, column, how.numbers, bias, limits).numpy().tolist()
         accepted = 1
@@ -120,6 +193,11 @@ def speculated(
         for token in new:
             text.add(token)
             yield Sample(creation.asarray(np.array([[token]], np.int32)), None)
+
+
+def _row(tokens: list[int]) -> Array:
+    """Return tokens as an array (1, T)."""
+    return creation.asarray(np.array([tokens], np.int32))
 
 
 def speculative_step() -> Compiled:

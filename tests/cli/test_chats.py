@@ -151,6 +151,23 @@ def test_generate_answers_and_reads_prompts_from_files(folder, capsys, monkeypat
     assert run(capsys, "generate", "smol", "--prompt-file", "-", *GREEDY) == (0, wanted, "")
 
 
+def test_drafts_leave_answers_as_they_are(folder, capsys, monkeypatch):
+    answers = []
+    for options in ((), ("--speculate", 3), ("--draft", "smol"), ("--draft", "smol", "--speculate", 2)):
+        said(monkeypatch, b"a\nb\n")
+        talked = run(capsys, "chat", "smol", *GREEDY, *options)
+        answers.append((talked, run(capsys, "generate", "smol", "--prompt", "a b", *GREEDY, *options)))
+    assert answers == answers[:1] * 4 and answers[0][0][0] == 0
+
+
+def test_a_draft_model_of_other_tokens_is_refused(folder, capsys):
+    with pa.use_backend("numpy"):
+        save_pretrained(folder / "other", LlamaModel(LLAMA))  # its texts are the numbers of tokens
+    code, out, err = run(capsys, "generate", "smol", "--prompt", "a", *GREEDY, "--draft", "other")
+    assert (code, out) == (1, "")
+    assert err == "polyarr: --draft: other has another tokenizer than smol; both must have the same tokens\n"
+
+
 @pytest.mark.parametrize(
     ("command", "given", "code", "error"),
     [

@@ -5,7 +5,14 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import GPTModel, LlamaModel, Writer, generate
-from polyarr.models.speculation import PENALTIES, Drafts, can_speculate, speculated, speculative_step
+from polyarr.models.speculation import (
+    PENALTIES,
+    Drafts,
+    ModelDrafts,
+    can_speculate,
+    speculated,
+    speculative_step,
+)
 from polyarr.text import CharTokenizer
 
 SIZES = {"vocab_size": 23, "context_length": 120, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
@@ -34,14 +41,14 @@ def taken(samples):
 
 
 class Counted:
-    """A step that counts its calls."""
+    """A step that counts its calls with at least this many positions; a draft model has fewer than 3."""
 
-    def __init__(self):
-        self.step, self.passes = speculative_step(), 0
+    def __init__(self, least=1):
+        self.step, self.passes, self.least = speculative_step(), 0, least
 
-    def __call__(self, *args):
-        self.passes += 1
-        return self.step(*args)
+    def __call__(self, model, tokens, *args):
+        self.passes += tokens.shape[1] >= self.least
+        return self.step(model, tokens, *args)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -65,6 +72,48 @@ def test_a_text_that_repeats_takes_few_passes(on_numpy):
         assert taken(speculated(model, PROMPT, 100, drafts, step=step, temperature=0)) == [0] * 100
         assert step.passes <= most
         assert len(step.step.programs()) == 2  # with a draft and without
+
+
+@pytest.mark.parametrize("kind", ["gpt", "windows"])
+def test_texts_are_those_without_a_draft_model(kind, backend):
+    model = model_of(kind)
+    near = pa.tree.map(lambda p: p * 0.97, model)
+    other = GPTModel({**SIZES, "context_length": 60, "n_layers": 1, "drop_rate": 0.0, "qkv_bias": False})
+    for sampling in (SAMPLINGS[0], SAMPLINGS[2]):
+        wanted = generate(model, pa.asarray(PROMPT[None]), 110, **sampling).numpy()[0, len(PROMPT) :]
+        for draft, most in ((model, 32), (near, 75), (other.eval(), 110)):
+            step = Counted(least=3)
+            found = taken(speculated(model, PROMPT, 110, 4, step=step, draft_model=draft, **sampling))
+            assert found == wanted.tolist()
+            assert step.passes <= most, (draft is model, sampling)
+
+
+def test_a_draft_model_is_asked_within_its_context(on_numpy):
+    short = GPTModel({**SIZES, "context_length": 30, "drop_rate": 0.0, "qkv_bias": False}).eval()
+    how = (speculative_step(), {}, None, (None, 23))
+    drafts = ModelDrafts(short, list(range(10)), 100, *how)
+    assert drafts.next(4) == []  # nothing was added yet
+    drafts.add(3)
+    first = drafts.next(4)
+    wanted = generate(short, pa.asarray([[*range(10), 3]]), 4, temperature=0).numpy()[0, 11:]
+    assert first == wanted.tolist() and drafts.next(4) == first
+    for token in range(15):
+        drafts.add(token)
+    wanted = generate(short, pa.asarray([[*range(10), 3, *range(15)]]), 4, temperature=0).numpy()[0, 26:]
+    drafts = ModelDrafts(short, [*range(10), 3, *range(14)], 100, *how)
+    drafts.add(14)
+    assert drafts.next(4) == wanted.tolist() and drafts.next(5) == []
+    assert ModelDrafts(short, [1] * 40, 100, *how).next(1) == []
+
+
+def test_a_writer_has_a_draft_model(on_numpy):
+    model, tokens = model_of("gpt"), CharTokenizer("abcdefghijklmnopqrstuvw")
+    writer, plain = Writer(model, tokens, pa.tree.map(lambda p: p * 0.97, model)), Writer(model, tokens)
+    for options in ({"temperature": 0}, {"temperature": 0.5, "seed": 3, "stop": ["b"]}, {"speculate": 0, "seed": 1}):
+        assert writer.complete(["abcabcab"], 60, **options) == plain.complete(["abcabcab"], 60, **options)
+    small = GPTModel({**SIZES, "vocab_size": 22, "drop_rate": 0.0, "qkv_bias": False})
+    with pytest.raises(ValueError, match=r"^Writer: the draft model has 22 tokens; it must have 23$"):
+        Writer(model, tokens, small)
 
 
 def test_numbers_of_the_global_generator_are_those_without_drafts(on_numpy):
