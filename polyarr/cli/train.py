@@ -373,12 +373,14 @@ def _introduce(run: Run) -> None:
 
 def _text(run: Run, source: str) -> str:
     """Return a description of a run's data, with what is cut from records."""
-    count = len(run.tokens) + len(run.validation)
     if not isinstance(run.tokens, Records) or not isinstance(run.validation, Records):
-        return f"text: {count:,} {run.tokenizer.unit} of {source}, "
+        return f"text: {len(run.tokens) + len(run.validation):,} {run.tokenizer.unit} of {source}, "
     length, both = run.recipe.length, (run.tokens, run.validation)
+    count, held_out = sum(len(records.starts) for records in both), len(run.validation.starts)
     cut, dropped = (sum(numbers) for numbers in zip(*(records.truncated(length) for records in both), strict=True))
-    lines = f"records: {count:,} of {source}, the last {len(run.validation):,} for validation\n"
+    lines = f"records: {count:,} of {source}, the last {held_out:,} for validation\n"
+    if run.recipe.packing:
+        lines += f"packed: into {len(run.tokens):,} windows to train on and {len(run.validation):,} to validate with\n"
     if left_out := sum(records.left_out for records in both):
         lines += f"left out: {left_out:,} records, whose first answer begins after {length + 1:,} tokens\n"
     if cut:

@@ -127,7 +127,8 @@ class LanguageModel(Module):
             position: Position of the first of `tokens` in the caches, or those of each row, int32 (B,), for T = 1;
                 None: they are the first tokens.
             padding: Integers of shape (B,): how many tokens at the start of each row are padding. They are masked, and
-                positions count from the first token that is not.
+                positions count from the first token that is not. Integers of shape (B, T) are those of each token: in
+                a row of several texts, how many tokens are before its own.
 
         Returns:
             Logits of shape (B, T, V).
@@ -150,13 +151,16 @@ class LanguageModel(Module):
         self._check(tokens, position)
         return self.head(self.features(tokens, caches, position, padding)[:, -1:])[:, 0]  # (B, V)
 
-    def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
+    def loss(
+        self, tokens: Array, targets: Array, reduction: str = "mean", padding: Array | None = None
+    ) -> Array:
         """Return the cross-entropy of `targets` (B, T) given `tokens` (B, T), without storing all logits at once.
 
         Args:
             tokens: Integers of shape (B, T).
             targets: Integers of shape (B, T), usually the tokens shifted by one position.
             reduction: "mean" or "sum" for a scalar, "none" for an array of shape (B, T).
+            padding: As in a call.
 
         Raises:
             DtypeError: `tokens` or `targets` are not integers.
@@ -164,7 +168,7 @@ class LanguageModel(Module):
                 shape.
         """
         self._check(tokens, None)
-        return self.loss_of_features(self.features(tokens), targets, reduction)
+        return self.loss_of_features(self.features(tokens, padding=padding), targets, reduction)
 
     def loss_of_features(self, x: Array, targets: Array, reduction: str = "mean") -> Array:
         """Return the cross-entropy of `targets` (B, T) given the input of the head, (B, T, C)."""

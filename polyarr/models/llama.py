@@ -422,7 +422,9 @@ class LlamaModel(LanguageModel):
         logits, cap = super().head(x), self.config.logit_softcap
         return logits if cap is None else cap * ops.tanh(logits / cap)
 
-    def loss(self, tokens: Array, targets: Array, reduction: str = "mean") -> Array:
+    def loss(
+        self, tokens: Array, targets: Array, reduction: str = "mean", padding: Array | None = None
+    ) -> Array:
         """Return the cross-entropy of `targets` (B, T); arguments and errors are those of LanguageModel.loss.
 
         A model with a limit of the logits stores all of them, unlike others. While a model with experts is trained, its
@@ -433,7 +435,7 @@ class LlamaModel(LanguageModel):
         if config.router_loss and self.training and reduction == "mean":
             dtype = float64 if self.tok_emb.weight.dtype == float64 else float32
             load = ops.fill(0, self.tok_emb.weight, shape=(2, config.n_experts), dtype=dtype)
-        x, load = self._features(tokens, None, None, None, load)
+        x, load = self._features(tokens, None, None, padding, load)
         if config.logit_softcap is None:
             found = self.loss_of_features(x, targets, reduction)
         else:

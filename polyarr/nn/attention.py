@@ -111,8 +111,12 @@ def windowed(like: Array, count: int, window: int) -> Array:
 
 
 def unpadded(padding: Array, size: int) -> Array:
-    """Return which of `size` positions are behind the padding (B,) of their row, as a mask (B, 1, 1, S)."""
-    return ops.iota(0, 1, padding, size=size, dtype=padding.dtype) >= padding[:, None, None, None]
+    """Return which of `size` positions are behind the padding of their row (B,), or of each query (B, T).
+
+    The mask is of shape (B, 1, 1, S) or (B, 1, T, S).
+    """
+    before = ops.reshape(padding, shape=(padding.shape[0], 1, -1, 1))
+    return ops.iota(0, 1, padding, size=size, dtype=padding.dtype) >= before
 
 
 class MultiHeadAttention(Module):

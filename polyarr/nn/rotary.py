@@ -52,10 +52,14 @@ class RotaryTables(NamedTuple):
 def positions_of(like: Array, count: int, position: int | Array, padding: Array | None = None) -> Array:
     """Return the numbers (T, 1) of `count` positions from a position on.
 
-    With positions (B,) or padding (B,) of each row they are (B, T, 1). Positions within the padding are 0.
+    With positions (B,), or padding (B,) of each row or (B, T) of each token, they are (B, T, 1). Positions within the
+    padding are 0.
     """
     at = ops.iota(0, 1, like, size=count, dtype=int32)[:, None] + by_row(position, 3)  # (T, 1) or (B, T, 1)
-    return at if padding is None else ops.maximum(at - ops.astype(padding, dtype=int32)[:, None, None], 0)
+    if padding is None:
+        return at
+    before = ops.reshape(ops.astype(padding, dtype=int32), shape=(padding.shape[0], -1, 1))  # (B, 1 or T, 1)
+    return ops.maximum(at - before, 0)
 
 
 def by_row(position: int | Array, ndim: int) -> Any:
@@ -87,7 +91,8 @@ def turns(
         position: First position, or those of each row, int32 (B,); in a compiled function it may change at each run.
         theta: Base of the rates, above 0.
         scaling: RotaryScaling, or None.
-        padding: Integer array (B,): the number of padding positions at the beginning of each row; None for none.
+        padding: Integer array (B,): the number of padding positions at the beginning of each row; or (B, T): those
+            before the text that each token belongs to; None for none.
         context_length: Largest number of positions of the model, which chooses the factors of "longrope".
 
     Returns:

@@ -16,7 +16,7 @@ from polyarr.text.characters import CharTokenizer
 from polyarr.text.records import are_records, encoded_records
 from polyarr.text.sources import FIELD, pieces_of, read_pieces
 from polyarr.text.tokenizer import Tokenizer
-from polyarr.text.tokens import Records, TokenFile, Tokens
+from polyarr.text.tokens import PackedRecords, Records, TokenFile, Tokens
 
 VALIDATION = 0.1
 _BATCH = 2**20  # characters that are encoded at once, on all cores
@@ -114,8 +114,12 @@ class Corpus:
         parts = (tokens.part(0, at), tokens.part(at, len(tokens))) if is_file else (tokens[:at], tokens[at:])
         return cls(tokenizer, *(map(Records.of, parts) if are_records else parts), digest)
 
-    def fitting(self, length: int) -> Self:
+    def fitting(self, length: int, packing: bool = False) -> Self:
         """Return the corpus without the records that have nothing to learn in windows of this length.
+
+        Args:
+            length: Number of inputs per window.
+            packing: Whether several records may share a window, as PackedRecords.
 
         Raises:
             ValueError: No record is left to train on, or to validate with.
@@ -128,6 +132,8 @@ class Corpus:
                 f"{len(train)} records to train on and {len(validation)} to validate with have an answer that begins "
                 f"in the first {length + 1} tokens; there must be at least 1 of each"
             )
+        if packing:
+            train, validation = (PackedRecords(records, length) for records in (train, validation))
         return replace(self, train=train, validation=validation)
 
 

@@ -1,5 +1,6 @@
 """Tokens in memory or in files, of texts or of records, of which batches are read on demand."""
 
+from bisect import bisect_left, insort
 from typing import Any, Self
 
 import numpy as np
@@ -89,8 +90,8 @@ def unmarked(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class Records:
     """Records for training, such as conversations: their tokens, and which of them are learned.
 
-    A batch has one record in each row, from the left. Records do not share a row, so no attention mask is needed: in
-    causal attention, nothing attends to the padding after a record.
+    A batch has one record in each row, from the left, so no attention mask is needed: in causal attention, nothing
+    attends to the padding after a record. PackedRecords have several in a row.
 
     Args:
         tokens: Tokens of all records, as uint32 with the bits FIRST and LEARNED.
@@ -152,15 +153,79 @@ class Records:
         found = np.zeros((len(numbers), 2, length), np.int32)
         found[:, 1] = IGNORED
         for row, number in zip(found, numbers.tolist(), strict=True):
-            tokens, is_learned = (part[: length + 1] for part in self.record(number))
-            row[0, : len(tokens) - 1] = tokens[:-1]
-            row[1, : len(tokens) - 1] = np.where(is_learned[1:], tokens[1:], IGNORED)
+            self._put(row, number, 0, length)
         return found
+
+    def _put(self, row: np.ndarray, number: int, at: int, length: int) -> int:
+        """Write the inputs and targets of a record into a row (2, length) from a position on; return where it ends."""
+        tokens, is_learned = (part[: length + 1] for part in self.record(number))
+        end = at + len(tokens) - 1
+        row[0, at:end], row[1, at:end] = tokens[:-1], np.where(is_learned[1:], tokens[1:], IGNORED)
+        return end
 
     def check_unchanged(self) -> None:
         """Raise ValueError if another program wrote to the file of the tokens since it was opened."""
         if isinstance(self._tokens, TokenFile):
             self._tokens.check_unchanged()
+
+
+class PackedRecords(Records):
+    """Records of which several share a row of a batch; none attends to another, and positions begin anew in each.
+
+    Rows are filled by the rule best-fit decreasing: each record, the longest first, goes to the row with the least
+    sufficient space. A record of more than length + 1 tokens is cut after these, as in other Records.
+
+    Args:
+        records: The records.
+        length: Number of inputs of a row.
+    """
+
+    def __init__(self, records: Records, length: int) -> None:
+        super().__init__(records._tokens, records.starts, records._ends, records._learned_at, records.left_out)
+        self.length = length
+        self._rows = _best_fit(np.minimum(self._ends - self.starts - 1, length), length)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
+
+    def rows(self, numbers: np.ndarray, length: int) -> np.ndarray:
+        """Return rows of records, (N, 3, length) int32: inputs, targets, and where the record of each input begins.
+
+        Inputs and targets are those of Records.
+
+        Raises:
+            ValueError: The length is not the one that the records were packed for.
+        """
+        if length != self.length:
+            raise ValueError(f"PackedRecords: the rows have {self.length} inputs; {length} are asked for")
+        found = np.zeros((len(numbers), 3, length), np.int32)
+        found[:, 1] = IGNORED
+        for row, number in zip(found, numbers.tolist(), strict=True):
+            at = 0
+            for record in self._rows[number]:
+                end = self._put(row[:2], record, at, length)
+                row[2, at:end] = at
+                at = end
+            row[2, at:] = at
+        return found
+
+
+def _best_fit(sizes: np.ndarray, length: int) -> list[list[int]]:
+    """Return the numbers of the records of each row, for records of these sizes, of which each fits into a row."""
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []  # what rows have left, with their numbers, ascending
+    for number in np.argsort(-sizes, kind="stable").tolist():
+        size, at = int(sizes[number]), bisect_left(spaces, (int(sizes[number]), 0))
+        if at == len(spaces):
+            rows.append([])
+            space, row = length, len(rows) - 1
+        else:
+            space, row = spaces.pop(at)
+        rows[row].append(number)
+        if space > size:
+            insort(spaces, (space - size, row))
+    return rows
 
 
 Tokens = np.ndarray | TokenFile | Records
@@ -169,7 +234,8 @@ Tokens = np.ndarray | TokenFile | Records
 def windows_of(tokens: Tokens, starts: np.ndarray, length: int) -> np.ndarray:
     """Return windows of tokens in memory or in a file, (N, length) int32, that begin at the positions `starts` (N,).
 
-    Of Records, `starts` are their numbers, and the result is that of `rows`: (N, 2, length - 1).
+    Of Records, `starts` are their numbers, and the result is that of `rows`: (N, 2, length - 1), or (N, 3, length - 1)
+    if they are packed.
 
     Raises:
         ValueError: The file was shortened, or holds a number that is not a token.

@@ -64,7 +64,7 @@ def shuffled_windows(tokens: Tokens, length: int, count: int, seed: int, draw: i
 
     Returns:
         Windows (count, length + 1): inputs are all but the last column, targets all but the first. Of Records, inputs
-        and targets (count, 2, length).
+        and targets (count, 2, length); of PackedRecords, also where the records begin (count, 3, length).
 
     Examples:
         >>> import numpy as np

@@ -55,6 +55,7 @@ class Recipe:
         lora: Arguments of nn.lora, to train only adapters; None: train the model.
         window: Number of tokens per window; None: the context_length of the model. A shorter window leaves the model as
             it is.
+        packing: Whether several records, such as conversations, share a window. None attends to another.
 
     Raises:
         ValueError: A value is of another type or out of range.
@@ -90,6 +91,7 @@ class Recipe:
     precision: str = PRECISIONS[0]
     lora: Mapping[str, Any] | None = None
     window: int | None = None
+    packing: bool = False
 
     def __post_init__(self) -> None:
         if self.decay_steps is None:
@@ -235,6 +237,7 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 _COUNT, _STEPS = _integer(1, 10**9), _integer(1, 10**12)
+_FLAG = _Allowed("true or false", lambda v: isinstance(v, bool))
 _ALLOWED = {
     "model": _Allowed("a table of settings", lambda v: isinstance(v, Mapping), _plain),
     "batch_size": _COUNT,
@@ -256,7 +259,8 @@ _ALLOWED = {
     "decay_steps": _STEPS,
     "schedule": _word(*SCHEDULES),
     "window": _COUNT,
-    "recompute": _Allowed("true or false", lambda v: isinstance(v, bool)),
+    "recompute": _FLAG,
+    "packing": _FLAG,
     "dtype": _word(*COMPUTED),
     "precision": _word(*PRECISIONS),
     "lora": _table(

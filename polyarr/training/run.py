@@ -100,7 +100,7 @@ class Run:
         return [row["val"] for row in self.history if row["step"] > self.since]
 
     def windows(self, step: int) -> list[np.ndarray]:
-        """Return the windows of this process in a step: (B, T + 1) int32 for each part of the step.
+        """Return the windows of this process in a step, int32 as from `shuffled_windows`, for each part of the step.
 
         Raises:
             ValueError: The file has tokens that the tokenizer lacks, or the processes cannot share the step equally.
@@ -109,7 +109,7 @@ class Run:
         parts, windows = split_step(self.recipe, size)
         draws = ((step * parts + part) * size + rank for part in range(parts))
         found = [shuffled_windows(self.tokens, length, windows, self.seed, draw) for draw in draws]
-        largest = max(int(part.max()) for part in found)
+        largest = max(int((part if part.ndim == 2 else part[:, :2]).max()) for part in found)
         if largest >= self.tokenizer.vocab_size:
             raise ValueError(f"{self.data} is damaged: it has a token {largest}; prepare it again")
         return found
@@ -162,7 +162,7 @@ def new_run(
     for name, value, kind in (("corpus", corpus, Corpus), ("recipe", recipe, Recipe)):
         if not isinstance(value, kind):
             raise TypeError(f"new_run: {name} is {described(value)}; it must be a {kind.__name__}")
-    corpus = corpus.fitting(recipe.length)
+    corpus = corpus.fitting(recipe.length, recipe.packing)
     split_step(recipe, world.size)
     initial = _initial_state(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
     tokens = corpus.tokenizer, corpus.train, corpus.validation
@@ -243,7 +243,7 @@ def resumed_run(
     corpus = Corpus.of_text(corpus, saved.tokenizer) if isinstance(corpus, str) else corpus
     if not same_tokens(corpus.tokenizer, saved.tokenizer):
         raise ValueError("resumed_run: the corpus is of another tokenizer; it must be of the one that the run has")
-    corpus = corpus.fitting(recipe.length)
+    corpus = corpus.fitting(recipe.length, recipe.packing)
     split_step(recipe, world.size)
     info, own = saved.info, {"data": data, "text": corpus.digest, "is_drawn": False, "world": world}
     named = {"preset": info["preset"], "id": info["run"], "base": info.get("base"), **own}

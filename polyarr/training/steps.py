@@ -103,10 +103,12 @@ def in_compute_dtype(recipe: Recipe, model: LanguageModel) -> LanguageModel:
 def loss_of(model: LanguageModel, windows: Array, reduction: str = "mean") -> Array:
     """Return the cross-entropy of predicting each token of windows (B, T + 1) from those before it.
 
-    Windows of Records are inputs and targets (B, 2, T), and the mean is that of the targets that are learned.
+    Windows of Records are inputs and targets (B, 2, T), or with where their records begin (B, 3, T), and the mean is
+    that of the targets that are learned.
     """
     if len(windows.shape) == 3:
-        return model.loss(windows[:, 0], windows[:, 1], reduction=reduction)
+        starts = windows[:, 2] if windows.shape[1] == 3 else None
+        return model.loss(windows[:, 0], windows[:, 1], reduction=reduction, padding=starts)
     return model.loss(windows[:, :-1], windows[:, 1:], reduction=reduction)
 
 

@@ -52,9 +52,11 @@ def run(capsys, *args):
 
 
 def test_the_commands_of_the_page_run_in_their_order(folder):
-    trained, _, prepared, again = follow(PAGE, folder)
+    trained, _, packed, prepared, again = follow(PAGE, folder)
     assert f"records: 20 of {folder}/chats.jsonl, the last 2 for validation\n" in trained
-    assert "cut: " not in trained and "left out: " not in trained
+    assert "cut: " not in trained and "left out: " not in trained and "packed: " not in trained
+    records = f"records: 20 of {folder}/chats.jsonl, the last 2 for validation\n"
+    assert f"{records}packed: into 3 windows to train on and 1 to validate with\n" in packed
     assert "of 20 records are " in prepared and f"records: 20 of {folder}/pairs, the last 2 for" in again
     report = (folder / "runs" / "chat" / "report.html").read_text()
     assert "&lt;user&gt;&lt;/s&gt;&lt;assistant&gt;<mark>&lt;b&gt;yes&lt;/s&gt;</mark></pre>" in report

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr.models import LlamaModel
+from polyarr.autograd import value_and_grad
+from polyarr.models import GPTModel, LlamaModel
 from polyarr.text import ChatTemplate, Corpus, SubwordTokenizer, byte_tokenizer, open_prepared, prepare
 from polyarr.text.records import are_records, shown_record
-from polyarr.text.tokens import IGNORED, Records, windows_of
+from polyarr.text.tokens import IGNORED, PackedRecords, Records, _best_fit, windows_of
 from polyarr.training import Recipe, evaluation_loss, new_run, shuffled_windows
 from polyarr.training.steps import gradients, loss_of
 
@@ -137,6 +138,61 @@ def test_rows_are_padded_or_cut_and_shifted(tmp_path):
     fitting = records.fitting(6)
     assert (len(fitting), fitting.left_out) == (7, 11) and fitting.truncated(6) == (2, 1 + 2)
     assert (fitting.rows(np.arange(7), 6)[:, 1] != IGNORED).any(axis=1).all()
+
+
+def test_packed_records_fill_rows_by_best_fit(tmp_path):
+    records = many(tmp_path).train.fitting(9)  # records of 3 to 12 tokens, of which 10 are read
+    packed = PackedRecords(records, 9)
+    sizes = [min(len(records.record(n)[0]) - 1, 9) for n in range(len(records))]
+    rows = packed.rows(np.arange(len(packed)), 9)
+    assert rows.shape == (len(packed), 3, 9) and sum(sizes) <= 9 * len(packed)
+    assert len(packed) == 7 and sorted(sizes) == [2, 3, 4, 5, 6, 7, 8, 9, 9, 9]
+    found = []
+    for tokens, targets, starts in rows.tolist():
+        at = 0
+        while at < 9 and tokens[at]:  # padding is 0, the token "a" is not
+            end = at + 1
+            while end < 9 and starts[end] == at:
+                end += 1
+            assert starts[at:end] == [at] * (end - at)
+            found.append((tokens[at:end], targets[at:end]))
+            at = end
+        assert starts[at:] == [at] * (9 - at) and targets[at:] == [IGNORED] * (9 - at)
+    due = []
+    for size, (inputs, targets) in zip(sizes, records.rows(np.arange(len(records)), 9).tolist(), strict=True):
+        due.append((inputs[:size], targets[:size]))
+    assert sorted(found) == sorted(due)
+    with pytest.raises(ValueError, match=r"^PackedRecords: the rows have 9 inputs; 8 are asked for$"):
+        packed.rows(np.arange(1), 8)
+
+
+def test_each_row_takes_the_record_that_leaves_the_least_space():
+    assert _best_fit(np.array([3, 6, 5, 4, 2, 10]), 10) == [[5], [1, 3], [2, 0, 4]]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama", "windows"])
+def test_the_loss_of_packed_records_is_that_of_single_ones(tmp_path, kind, backend):
+    """No record attends to another, and positions begin anew: losses and gradients are those of single rows."""
+    corpus = many(tmp_path).fitting(24)
+    packed = PackedRecords(corpus.train, 24)
+    rows, alone = packed.rows(np.arange(len(packed)), 24), corpus.train.rows(np.arange(18), 24)
+    assert len(rows) == 8
+    pa.random.seed(1)
+    settings = {name: value for name, value in MODEL.items() if name != "family"} | {"vocab_size": 257}
+    if kind == "gpt":
+        sizes = ("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
+        model = GPTModel({**{name: settings[name] for name in sizes}, "drop_rate": 0.0, "qkv_bias": True})
+    else:
+        model = LlamaModel(settings | ({"windows": [3]} if kind == "windows" else {}))
+    model = pa.tree.map(lambda p: p * 3, model)
+    (loss, grads), (due, due_grads) = (value_and_grad(loss_of)(model, pa.asarray(a)) for a in (rows, alone))
+    assert float(loss) == pytest.approx(float(due), rel=1e-5)
+    for name, grad in grads.named_parameters().items():
+        wanted = due_grads.named_parameters()[name].numpy()
+        np.testing.assert_allclose(grad.numpy(), wanted, rtol=1e-3, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
+    together = rows.copy()
+    together[:, 2] = 0  # records that attend to each other have another loss
+    assert abs(float(loss_of(model, pa.asarray(together))) - float(due)) > 1e-3
 
 
 def test_records_are_found_across_the_parts_of_a_scan(tmp_path, monkeypatch):

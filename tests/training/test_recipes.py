@@ -81,6 +81,7 @@ recipes = st.builds(
     dtype=st.sampled_from(COMPUTED),
     schedule=st.sampled_from([*SCHEDULES]),
     recompute=st.booleans(),
+    packing=st.booleans(),
 )
 
 
