@@ -65,8 +65,9 @@ class PackedTensor(NamedTuple):
         """
         groups, scale = self._groups(), self.parts["scales"].read()
         wide = np.promote_types(scale.dtype, float32)  # a product of float16 and 8 bits is exact
-        numbers = self._codes().astype(np.int16) - self._zeros().astype(np.int16).T[:, groups]
-        return finite(self.name, numbers * scale.astype(wide).T[:, groups], dtype or wide)
+        weight = _by_input(scale.astype(wide), groups)
+        weight *= self._numbers()
+        return finite(self.name, weight, dtype or wide)
 
     @property
     def kind(self) -> str:
@@ -84,23 +85,26 @@ class PackedTensor(NamedTuple):
 
     def codes(self) -> np.ndarray:
         """Return the codes of a QuantizedLinear: uint8 (n, k / 2) for the kind "Q4_0", int8 (n, k) for "Q8_0"."""
-        codes = self._codes()
         if self.kind == "Q8_0":
-            return (codes.astype(np.int16) - self._zeros().astype(np.int16).T[:, self._groups()]).astype(int8)
+            return self._numbers().astype(int8)
         n, k = self.shape
-        halves = codes.reshape(n, k // QUANTIZED_BLOCK, 2, QUANTIZED_BLOCK // 2)
+        halves = self._codes().reshape(n, k // QUANTIZED_BLOCK, 2, QUANTIZED_BLOCK // 2)
         return (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(n, k // 2)
 
     def scale(self) -> np.ndarray:
         """Return the scales of a QuantizedLinear, float16 (n, k / 32)."""
-        scale = self.parts["scales"].read().T[:, self._groups()[::QUANTIZED_BLOCK]]
-        return finite(self.name, scale, float16)
+        return finite(self.name, _by_input(self.parts["scales"].read(), self._groups()[::QUANTIZED_BLOCK]), float16)
+
+    def _numbers(self) -> np.ndarray:
+        """Return the codes minus their zero points, int16 (n, k)."""
+        return self._codes() - _by_input(self._zeros().astype(np.int16), self._groups())
 
     def _codes(self) -> np.ndarray:
         """Return the codes, uint8 (n, k)."""
         words = self.parts["qweight"].read()
         # GPTQ packs codes of consecutive inputs into a word, AWQ those of consecutive outputs.
-        return _unpacked(words, self.packing).T if self.packing.is_awq else _unpacked(words.T, self.packing)
+        found = _unpacked(words if self.packing.is_awq else np.ascontiguousarray(words.T), self.packing)
+        return np.ascontiguousarray(found.T) if self.packing.is_awq else found
 
     def _zeros(self) -> np.ndarray:
         """Return the zero points, uint8 (groups, n)."""
@@ -119,6 +123,11 @@ class PackedTensor(NamedTuple):
             name = self.name.removesuffix("weight") + _GROUPS
             raise ValueError(f"{name} has numbers from {groups.min()} to {groups.max()}; it has {count} groups")
         return groups
+
+
+def _by_input(a: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the numbers (n, k) of each input, for numbers of groups (groups, n) and the groups of inputs (k,)."""
+    return np.take(np.ascontiguousarray(a.T), groups, axis=1)  # NumPy is slow where arrays differ in their order
 
 
 def _unpacked(words: np.ndarray, packing: Packing) -> np.ndarray:
