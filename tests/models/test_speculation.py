@@ -88,6 +88,12 @@ def test_texts_are_those_without_a_draft_model(kind, backend):
             assert step.passes <= most, (draft is model, sampling)
 
 
+def test_a_draft_is_sampled_from_the_numbers_of_the_text(on_numpy):
+    model, step = model_of("gpt", factor=2), Counted(least=3)  # many tokens are likely
+    taken(speculated(model, PROMPT, 101, 4, step=step, draft_model=model, temperature=1.0, seed=2))
+    assert step.passes == 20  # of 5 tokens each, after the first: all drafts are right
+
+
 def test_a_draft_model_is_asked_within_its_context(on_numpy):
     short = GPTModel({**SIZES, "context_length": 30, "drop_rate": 0.0, "qkv_bias": False}).eval()
     how = (speculative_step(), {}, None, (None, 23))
