@@ -95,7 +95,7 @@ def _validator(schema: Path, part: str | None) -> Any:
             "number": lambda _, value: type(value) in (int, float) and value == value,
         }
     )
-    rules = json.loads(schema.read_text()) | ({"$ref": f"#/$defs/{part}"} if part else {})
+    rules = json.loads(schema.read_text(encoding="utf-8")) | ({"$ref": f"#/$defs/{part}"} if part else {})
     return validators.extend(plain, type_checker=types)(rules)
 
 

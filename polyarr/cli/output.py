@@ -84,8 +84,8 @@ def standard_streams() -> Iterator[None]:
         except OSError:
             _discard(number)
     before = sys.stdout
-    sys.stderr = sys.stderr or open(os.devnull, "w")
-    stream = before or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    stream = before or open(os.devnull, "w", encoding="utf-8")
     sys.stdout = _Output(stream)
     try:
         yield

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import platform
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -94,9 +95,8 @@ def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:
 
 def _offer(collectives: Collectives) -> tuple[Any, Offer]:
     """Return the collectives library of this rank, or None, and the description of it for the other ranks."""
-    room = os.statvfs(SHARED) if os.path.isdir(SHARED) else None
-    window = room.f_bavail * room.f_frsize // 2 if room and collectives.shared_memory else 0
-    offer: Offer = {"window": window}
+    room = shutil.disk_usage(SHARED).free if os.path.isdir(SHARED) else 0
+    offer: Offer = {"window": room // 2 if collectives.shared_memory else 0}
     if collectives.rendezvous is None:
         return None, offer
     try:

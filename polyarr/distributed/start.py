@@ -98,7 +98,7 @@ def _unname(local: Any) -> None:
     local.Barrier()
     if local.rank == 0:
         with suppress(OSError):  # no /proc
-            for name in {*NAMED.findall(Path("/proc/self/maps").read_text())}:
+            for name in {*NAMED.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))}:
                 os.unlink(name)
 
 

@@ -49,12 +49,12 @@ def connect(local: Any, name: str) -> Witness | None:
     `local` is the MPI communicator of the ranks of this host.
     """
     folder = path = None
-    with suppress(OSError, AttributeError):  # disk full, or no Unix sockets
+    with suppress(OSError):  # disk full
         if local.rank == 0:
             folder = tempfile.TemporaryDirectory(prefix="polyarr-")
             path = _start(os.path.join(folder.name, "witness"), local.size)
     path, witness = local.bcast(path), None
-    if path is not None:
+    if sys.platform != "win32" and path is not None:
         with suppress(OSError):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.connect(path)
@@ -65,7 +65,9 @@ def connect(local: Any, name: str) -> Witness | None:
     return witness
 
 
-def _start(path: str, ranks: int) -> str:
+def _start(path: str, ranks: int) -> str | None:
+    if sys.platform == "win32":  # no Unix sockets
+        return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(ranks)

@@ -4,16 +4,17 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from polyarr.files import open_regular
 
-try:
+if sys.platform == "win32":  # where a folder cannot be opened
+    fcntl = None
+else:
     import fcntl
-except ImportError:  # on Windows, where a folder cannot be locked
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -75,7 +76,12 @@ def share(path: Path, other: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk: without it, a replaced file may reappear after a crash."""
+    """Flush the names in a folder to disk: without it, a replaced file may reappear after a crash.
+
+    Does nothing on Windows.
+    """
+    if fcntl is None:
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

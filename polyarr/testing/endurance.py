@@ -6,7 +6,7 @@
 import contextlib
 import gc
 import json
-import os
+import mmap
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -159,7 +159,7 @@ def _memory(backend: Backend) -> dict[str, int]:
     found = {"memory in use": backend.memory()["in use"]} if backend.memory() else {}
     with contextlib.suppress(OSError):
         with open_regular(STATM) as file:
-            found[PROCESS] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            found[PROCESS] = int(file.read().split()[1]) * mmap.PAGESIZE
     return found
 
 

@@ -18,10 +18,10 @@ from polyarr.text.grammar import Grammars
 from polyarr.text.streams import TextStream
 from polyarr.text.tokenizer import Tokenizer, tokenizer_from_dict
 
-try:
-    import resource
-except ImportError:  # on Windows
+if sys.platform == "win32":
     resource = None
+else:
+    import resource
 
 MAX_FRAME = 2**26  # bytes of a request or an answer
 MAX_SETUP = 2**30  # bytes of the first request: a tokenizer may have 2^27, most of which JSON escapes
@@ -237,7 +237,7 @@ def _answer(handler: Any, name: str, arguments: Sequence[Any]) -> dict[str, Any]
 @contextlib.contextmanager
 def _timed(cpu: float, wall: float, **_: Any) -> Iterator[None]:
     """Let the system end this process if the block takes too long; Python cannot interrupt a native library."""
-    if not hasattr(signal, "setitimer"):
+    if sys.platform == "win32":
         yield
         return
     signal.setitimer(signal.ITIMER_PROF, cpu)
@@ -253,7 +253,7 @@ def _limit_memory(memory: int) -> None:
         return
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        with open("/proc/self/statm") as file:
+        with open("/proc/self/statm", encoding="utf-8") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
 

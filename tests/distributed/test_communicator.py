@@ -156,6 +156,6 @@ def test_without_shared_memory_reductions_use_mpi(
     share = lambda nbytes: pytest.fail("there is no room")
     for shared in ("/no/such/folder", None):
         monkeypatch.setattr(devices, "SHARED", shared or "/")
-        monkeypatch.setattr(devices.os, "statvfs", lambda path: SimpleNamespace(f_bavail=5, f_frsize=4096))
+        monkeypatch.setattr(devices.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 4096))
         found, warned = decided(backend, [None] * RANKS, lambda *_: None, share)
         assert [type(t) for t in found] == [Host] * RANKS and not warned

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import sys
 from collections.abc import Iterator
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
@@ -11,6 +12,7 @@ from polyarr.backends.opencl.runtime.driver import DriverError
 DEFAULT_STREAM = 1  # the legacy default stream, which synchronizes with all others
 ALONE = 1  # flag of cuda.h: a stream that synchronizes with no other
 ANOTHER_CONTEXT = (201, 400)  # status of a call in a thread whose CUDA context is another, or none
+LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
 class CudaError(DriverError):
@@ -27,7 +29,7 @@ class Cuda:
 
     def __init__(self, device: Any) -> None:
         try:
-            self.driver = ctypes.CDLL("libcuda.so.1")
+            self.driver = ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise CudaError(f"CUDA's driver does not load: {error}") from error
         if not hasattr(self.driver, "cuFuncGetParamInfo"):

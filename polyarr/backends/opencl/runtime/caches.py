@@ -12,6 +12,7 @@ import importlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,11 +22,11 @@ from typing import IO, NamedTuple
 
 import platformdirs
 
-try:
+if sys.platform == "win32":  # where the files of a killed process are not removed
+    fcntl = resource = None
+else:
     import fcntl
     import resource
-except ImportError:  # on Windows, where the files of a killed process are not removed
-    fcntl = resource = None  # type: ignore[assignment]
 
 FORMAT = "2"  # version of the entries
 ABANDONED_SECONDS, UNUSED_SECONDS = 86400, 90 * 86400  # of an unfinished file; of an unused entry
@@ -84,7 +85,7 @@ def private(folder: Path) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise OSError(f"{folder} is a link; delete it")
-    if os.name == "posix":
+    if sys.platform != "win32":
         if found.st_uid != os.geteuid():
             raise OSError(f"{folder} belongs to the user {found.st_uid}, not to {os.geteuid()}; delete it")
         if found.st_mode & 0o022:
@@ -110,7 +111,7 @@ class Store:
         path = self._folder / name
         try:
             with path.open("rb") as file:
-                if os.name == "posix" and os.fstat(file.fileno()).st_uid != os.geteuid():
+                if sys.platform != "win32" and os.fstat(file.fileno()).st_uid != os.geteuid():
                     return None
                 found = file.read()
         except OSError:
@@ -190,17 +191,18 @@ def _remove_older(folder: Path, prefix: str, seconds: float) -> None:
 
 
 class RunFolder(NamedTuple):
-    """A folder of this process, removed at its end. The lock tells other processes whether this one is alive."""
+    """A folder of this process, removed at its end. The lock, if any, tells other processes that this one is alive."""
 
     path: Path
-    lock: IO[bytes]
+    lock: IO[bytes] | None
     pid: int
 
     def remove(self) -> None:
         """Delete the folder, unless this is a forked child."""
         if os.getpid() == self.pid:
             shutil.rmtree(self.path, ignore_errors=True)
-            self.lock.close()
+            if self.lock:
+                self.lock.close()
 
 
 @lru_cache(maxsize=1)
@@ -226,8 +228,8 @@ def _made_in(parent: Path) -> RunFolder:
     made = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=parent))
     path = parent / made.name.replace(TEMPORARY, RUN, 1)
     try:
-        file = (made / LOCK).open("wb")
-        if fcntl:
+        file = (made / LOCK).open("wb") if fcntl else None  # Windows renames no folder with an open file
+        if fcntl and file:
             fcntl.flock(file, fcntl.LOCK_EX)
         made.rename(path)  # only now, with its lock, do others take it for a run folder
         folder = RunFolder(path, file, os.getpid())
@@ -248,12 +250,8 @@ def lacks(folder: Path) -> str:
         return f"{error.strerror}"
     if found.f_bavail * found.f_frsize < MIN_FREE_BYTES:
         return f"less than {MIN_FREE_BYTES >> 20} MB are free"
-    if found.f_flag & os.ST_NOEXEC:
+    if found.f_flag & getattr(os, "ST_NOEXEC", 0):  # macOS does not say
         return "nothing may be executed there"
-    return _file_limit()
-
-
-def _file_limit() -> str:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return f"files may have {limit} bytes at most (ulimit -f)" if 0 <= limit < MIN_FREE_BYTES else ""
 

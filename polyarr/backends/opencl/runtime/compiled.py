@@ -251,5 +251,5 @@ def _processor(device: cl.Device) -> str:
     """Return the processor's features: processors of one name may differ, and binaries depend on them."""
     if not device.type & cl.device_type.CPU or not Path("/proc/cpuinfo").exists():
         return ""
-    with open("/proc/cpuinfo") as file:
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
         return next((line for line in file if line.startswith(("flags", "Features"))), "")

@@ -141,7 +141,7 @@ def processor_name() -> str:
 def _processor_says(key: str) -> str:
     """Return one line of /proc/cpuinfo; empty if there is none."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return ""
     found = re.search(rf"^{key}[ \t]*:(.*)$", text, re.MULTILINE)

@@ -35,15 +35,15 @@ Arguments = tuple[Any, ...]  # of a kernel: a dtype for each scalar, STRUCTURE, 
 @cache
 def source_of(stem: str) -> str:
     """Return the prelude, the files that <stem>.cl includes, and that file, with #line directives."""
-    texts = {name: FILES[name].read_text() for name in ("prelude", stem)}
-    included = {name: FILES[name].read_text() for name in included_in(stem)}
+    texts = {name: FILES[name].read_text(encoding="utf-8") for name in ("prelude", stem)}
+    included = {name: FILES[name].read_text(encoding="utf-8") for name in included_in(stem)}
     texts = {"prelude": texts["prelude"], **included, stem: INCLUDE.sub("\n", texts[stem])}
     return "\n".join(f'#line 1 "{name}.cl"\n{text}' for name, text in texts.items())
 
 
 def included_in(stem: str) -> list[str]:
     """Return the files that <stem>.cl includes."""
-    return INCLUDE.findall(FILES[stem].read_text())
+    return INCLUDE.findall(FILES[stem].read_text(encoding="utf-8"))
 
 
 @cache
@@ -58,7 +58,7 @@ def needed(stem: str) -> frozenset[str]:
 
 
 def _listed_in(stems: list[str]) -> frozenset[str]:
-    headers = [PARAMS.search(FILES[stem].read_text()) for stem in stems if FILES[stem].parent.name != "nvidia"]
+    headers = [PARAMS.search(FILES[stem].read_text(encoding="utf-8")) for stem in stems if FILES[stem].parent.name != "nvidia"]
     entries = [names for header in headers if header for names in ENTRY.findall(header[0])]
     return frozenset(name.partition("(")[0] for names in entries for name in names.split(", "))
 
@@ -66,7 +66,7 @@ def _listed_in(stems: list[str]) -> frozenset[str]:
 @cache
 def declarations() -> str:
     """Return the declarations that replace the compiler's own of all OpenCL functions."""
-    return f'#line 1 "builtins.cl"\n{FILES["builtins"].read_text()}'
+    return f'#line 1 "builtins.cl"\n{FILES["builtins"].read_text(encoding="utf-8")}'
 
 
 def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | None]:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +29,10 @@ from polyarr.core.errors import BackendError
 from polyarr.core.tuning import Kept, Work
 from polyarr.files import read_regular
 
-try:
+if sys.platform == "win32":  # where of two concurrent writes one is lost
+    fcntl = None
+else:
     import fcntl
-except ImportError:  # on Windows, where of two concurrent writes one is lost
-    fcntl = None  # type: ignore[assignment]
 try:
     from platformdirs import user_config_dir
 except ImportError:  # then there is no user file
@@ -336,7 +337,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _write(file: Path, entries: list[Entry]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=file.name, delete=False) as new:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, prefix=file.name, delete=False) as new:
         try:
             json.dump({KEY: [entry._asdict() for entry in entries]}, new, indent=1)
             new.close()

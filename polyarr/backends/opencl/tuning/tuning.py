@@ -174,4 +174,4 @@ def _fitting(entries: list[Any] | None, device: Device, dtype: np.dtype) -> tupl
 
 @cache
 def _shipped() -> Table:
-    return json.loads((files(__package__) / "tuned.json").read_text())["matmul"]
+    return json.loads((files(__package__) / "tuned.json").read_text(encoding="utf-8"))["matmul"]
