@@ -12,7 +12,7 @@ EXAMPLES ?= 200
 VERSIONS ?= 2024.12 2025.12
 
 .PHONY: venv demo docs stubs check test types suite sanitized beside thorough test-intel test-mesa test-transformers \
-	test-versions release-check array-api interop sanitize bench clean
+	test-versions release-check array-api interop sanitize platforms bench clean
 
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -131,6 +131,10 @@ $(INTEROP)/ready: pyproject.toml
 # Every OpenCL kernel under Oclgrind, which must be installed.
 sanitize: venv
 	$(BIN)/python tests/sanitize/run.py
+
+# Names that Windows and macOS lack, by mypy, and every OpenCL program compiled for devices that are not here, by clang.
+platforms: venv
+	$(BIN)/python -m tests.platforms.run
 
 # The package as a user installs it, in new environments; all steps need a package index.
 release-check: $(RELEASE)/ready docs

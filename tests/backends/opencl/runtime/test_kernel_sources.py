@@ -1,24 +1,17 @@
 """Kernel sources are portable: compiler-specific builtins are guarded, and every source compiles to SPIR-V."""
 
 import re
-import shutil
-import subprocess
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import polyarr
-from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from tests.helpers.opencl_modules import opencl_modules
-from tests.sanitize.cases import cases
-from tests.sanitize.device import backend_of
 
-device_module, devices, geometry, source = opencl_modules("device", "devices", "geometry", "source")
+(source,) = opencl_modules("source")
+from tests.platforms import offline  # noqa: E402
+
 pytestmark = pytest.mark.polyarr_backend("opencl")
 FILES = {path.name: path.read_text() for path in source.FILES.values()}
 BACKEND = Path(source.__file__).parents[1]
@@ -76,82 +69,22 @@ def test_structs_have_no_arrays_of_arrays():
 # ---- SPIR-V ------------------------------------------------------------------------------------------------------
 
 
-class NoKernel:
-    """A kernel that computes nothing."""
-
-    is_kernel = has_run = True
-    arguments, in_place = None, ()
-
-    def __init__(self, name: str) -> None:
-        self.name, self.twin = name, self
-
-    def __call__(self, *args: object) -> None:
-        """Enqueue nothing."""
+def compilers() -> None:
+    """Skip the test where clang or llvm-spirv is not installed."""
+    try:
+        offline.tool("clang"), offline.tool("llvm-spirv")
+    except FileNotFoundError as error:
+        pytest.skip(f"kernels were not compiled to SPIR-V: {error}")
 
 
-class Recorder(device_module.Device):
-    """A device that keeps the source of each program instead of compiling it."""
-
-    def __init__(self, is_cpu: bool) -> None:
-        super().__init__(devices.select().cl_device, "recorder")
-        self.features = self.features._replace(is_cpu=is_cpu)
-        self.geometry, self.sources = geometry.geometry_of(self.features), dict[str, str]()
-        self.geometry.sort_tile, self.geometry.sort_long, self.geometry.sort_merges = 64, 1000, 0.5
-
-    def build(self, stem: str, **defines: object) -> SimpleNamespace:
-        """Return fake kernels by name; keep the first source of each file."""
-        self.sources.setdefault(stem, self.programs.text(stem, {"IS_CPU": int(self.features.is_cpu), **defines}))
-        kernels = {name: NoKernel(name) for name in source.arguments_of(stem, {})}
-        return SimpleNamespace(kernels=kernels, **kernels)
-
-    def _allocate(self, nbytes: int) -> object:
-        memory = super()._allocate(nbytes)
-        self.commands.fill((-(-nbytes // 4) * 4,), None, memory)  # a value read back may be a length
-        return memory
-
-
-def sources(is_cpu: bool) -> dict[str, str]:
-    """A source of each file that the sanitizer's cases need, by file name."""
-    device = Recorder(is_cpu)
-    with use_backend(backend_of(device, Counter())):
-        for case in cases():
-            with suppress(AssertionError, AttributeError):  # raised by cases that inspect results or real kernels
-                if case.backward:
-                    value, pull = polyarr.vjp(case.fn, *case.arrays)
-                    pull(polyarr.ones_like(value))
-                else:
-                    case.fn(*case.arrays)
-    return device.sources
-
-
-def tool(name: str) -> str:
-    """Return an LLVM program, with or without a version in its name; skip the test if there is none."""
-    names = [name, *(f"{name}-{version}" for version in range(30, 10, -1))]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        pytest.skip(f"kernels were not compiled to SPIR-V: no {name}; install clang and llvm-spirv")
-    return found
-
-
-def spirv_problem(text: str, folder: Path, name: str) -> str:
-    """Return the errors of compiling a source to SPIR-V as Mesa does; "" if there are none."""
-    bitcode, log = folder / f"{name}.bc", {"text": True, "capture_output": True, "check": False}
-    options = ["-O0", "-x", "cl", "-cl-std=CL1.2", "-target", "spir64", "-Wno-everything", "-Wpadded", "-emit-llvm"]
-    compiled = subprocess.run([tool("clang"), "-c", *options, "-o", bitcode, "-"], input=text, **log)
-    if compiled.stderr:
-        return compiled.stderr
-    translated = subprocess.run([tool("llvm-spirv"), bitcode, "-o", folder / f"{name}.spv"], **log)
-    return translated.stderr or "llvm-spirv failed" * (translated.returncode != 0)
-
-
-def test_all_kernels_compile_to_spirv(backend, tmp_path):
+def test_all_kernels_compile_to_spirv(backend):
     """Also, no struct ends with padding, which Mesa's compiler does not count."""
-    tool("clang"), tool("llvm-spirv")
-    found = {**sources(is_cpu=False), **sources(is_cpu=True)}
+    compilers()
+    found = {stem: text for device in (offline.CPU, offline.AMD) for stem, text in offline.programs(device)}
     stated = {name for name, text in FILES.items() if "__kernel" in text and not NVIDIAS.search(text)} - {"prelude.cl"}
     assert {f"{stem}.cl" for stem in found} == stated
     with ThreadPoolExecutor(2) as threads:
-        problems = threads.map(lambda name: spirv_problem(found[name], tmp_path, name), found)
+        problems = threads.map(lambda text: offline.spirv_problem(text, "spir64"), found.values())
         assert {name: problem for name, problem in zip(found, problems, strict=True) if problem} == {}
 
 
@@ -162,8 +95,23 @@ def test_all_kernels_compile_to_spirv(backend, tmp_path):
         ("typedef struct { long n; int i; } S; kernel void k(const S s) {}", "padding"),
     ],
 )
-def test_the_check_sees(planted, complaint, tmp_path):
-    assert complaint in spirv_problem(planted, tmp_path, "planted")
+def test_the_check_sees(planted, complaint):
+    compilers()
+    assert complaint in offline.spirv_problem(planted, "spir64")
+
+
+@pytest.mark.parametrize(
+    ("planted", "complaint"),
+    [
+        ("kernel void k(global float *p) { p[0] = sub_group_reduce_add(p[1]); }", "sub_group_reduce_add"),
+        ("__attribute__((reqd_work_group_size(512, 1, 1))) kernel void k(global float *p) { p[0] = 1; }", "512"),
+        ("kernel void k(global float *p) { volatile local float s[9999]; s[9] = p[0]; p[1] = s[9]; }", "local"),
+    ],
+)
+def test_the_check_for_amd_sees(planted, complaint):
+    compilers()
+    device = offline.AMD._replace(local_memory=2**15)
+    assert complaint in offline.amd_problem(planted, "gfx1030", device)
 
 
 # ---- macros ------------------------------------------------------------------------------------------------------
@@ -187,7 +135,7 @@ def test_headers_list_macros_in_a_form_that_is_checked():
     ],
 )
 def test_a_program_needs_the_macros_of_its_header(stem, macros):
-    programs = Recorder(is_cpu=True).programs
+    programs = offline.Recorder(offline.CPU).programs
     defines = dict.fromkeys(source.needed(stem) - macros, 1)
     with pytest.raises(BackendError, match=rf"{stem}.cl needs {', '.join(sorted(macros))}; given are "):
         programs.text(stem, defines)
