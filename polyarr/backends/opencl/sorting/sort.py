@@ -161,7 +161,8 @@ def _program(device: Device, dtype: np.dtype, descending: bool) -> Program:
 def _gpu_program(device: Device, dtype: np.dtype, descending: bool, tile: int) -> tuple[Program, int, int]:
     """Return the program, the tiles per work-group, and the work-items per work-group."""
     lanes = tile // EACH
-    tiles_per_group = max(1, 128 // lanes)
+    has_room = device.features.local_memory >= 6144 * dtype.itemsize  # of 128 work-items: keys, positions, padding
+    tiles_per_group = max(1, (128 if has_room else 64) // lanes)
     sizes = {"ITEM_BITS": 8 * dtype.itemsize, "LANES": lanes, "TILES_PER_GROUP": tiles_per_group, "EACH": EACH}
     program = device.build("sort_gpu", **key_macros(dtype, descending), **sizes)
     return program, tiles_per_group, lanes * tiles_per_group

@@ -1,9 +1,12 @@
 """Sorts on OpenCL against NumPy, for rows shorter and longer than a kernel sorts at once."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import polyarr as pa
+from tests.helpers.opencl_modules import opencl_modules
 
 WHOLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 DTYPES = (*WHOLE, "float16", "bfloat16", "float32", "float64")
@@ -35,3 +38,13 @@ def test_rows_of_any_length_are_numpys(backend, dtype):
         np.testing.assert_array_equal(pa.argsort(x, descending=True).numpy(), down, err_msg=f"{length}")
         for order, found in ((up, pa.sort(x)), (down, pa.sort(x, descending=True))):
             assert found.numpy().tobytes() == np.take_along_axis(host, order, 1).tobytes(), f"{length}"
+
+
+@pytest.mark.parametrize(("local_memory", "itemsize", "items"), [(2**15, 8, 64), (2**15, 4, 128), (49152, 8, 128)])
+def test_work_groups_are_small_where_there_is_little_local_memory(local_memory, itemsize, items):
+    """Keys of 8 bytes and their positions took 46,080 bytes of local memory on every GPU."""
+    (sort,) = opencl_modules("sort")
+    device = SimpleNamespace(features=SimpleNamespace(local_memory=local_memory), build=lambda *_, **macros: macros)
+    for tile in (64, 1024):
+        macros, tiles, group = sort._gpu_program(device, np.dtype(f"uint{8 * itemsize}"), False, tile)
+        assert (tiles * macros["LANES"], group) == (items, items)
