@@ -1,8 +1,9 @@
 """Hooks of mkdocs, which build the site from the files of the repository.
 
-They add pages from outside of docs/ (README.md is the home page) and the reference. A link to any file of the
-repository leads to a page that shows it; a dead link stops `make docs`. A pattern in mkdocs.yml's nav stands for all
-pages that are not named elsewhere, so a new page needs no line there.
+They add pages from outside of docs/ (README.md is the home page), the reference and the measurements in
+docs/benchmarks/, and run the tutorials. A link to any file of the repository leads to a page that shows it; a dead link
+stops `make docs`. A pattern in mkdocs.yml's nav stands for all pages that are not named elsewhere, so a new page needs
+no line there.
 """
 
 import posixpath
@@ -14,6 +15,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from notebooks import Tutorial, executed, notebook_of, page_of
 from reference import pages
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +34,7 @@ def _elsewhere() -> dict[str, str]:
 
 ELSEWHERE = _elsewhere()
 REPOSITORY = {site: path for path, site in ELSEWHERE.items()}
+TUTORIALS: dict[str, Tutorial] = {}  # by page, filled by on_files
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -41,6 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for site, text in pages():
         _add(files, config, site, text)
     _add(files, config, "decisions/index.md", _decisions())
+    _add_tutorials(files, config)
     for page in list(files.documentation_pages()):
         for link, _ in LINK.findall(page.content_string):
             path = _target(page.src_uri, link)
@@ -60,7 +64,21 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         site = ELSEWHERE.get(path) or _index(path) or _shown(path) or path.removeprefix("docs/")
         return posixpath.relpath(site, posixpath.dirname(here) or ".") + (link[2] or "")
 
-    return FENCE.sub(r'\1 title="\2"', LINK.sub(moved, markdown) if here.partition("/")[0] != "reference" else markdown)
+    linked = markdown if here.partition("/")[0] == "reference" else LINK.sub(moved, markdown)
+    return FENCE.sub(r'\1 title="\2"', page_of(TUTORIALS[here], linked) if here in TUTORIALS else linked)
+
+
+def _add_tutorials(files: Files, config: MkDocsConfig) -> None:
+    """Run all tutorials; add their pictures, their notebooks, and the gallery."""
+    gallery = ["# Gallery\n\nPictures of the tutorials, as the build of this site drew them.\n"]
+    for file in sorted(files.documentation_pages(), key=lambda file: file.src_uri):
+        if file.src_uri.startswith("tutorials/"):
+            TUTORIALS[file.src_uri] = found = executed(file.src_uri, file.content_string)
+            files.append(File.generated(config, found.notebook, content=notebook_of(found)))
+            for path, picture in found.pictures.items():
+                files.append(File.generated(config, path, content=picture))
+                gallery.append(f"[![{found.title}]({path}){{ width=45% }}]({file.src_uri})\n")
+    _add(files, config, "gallery.md", "\n".join(gallery))
 
 
 def _add(files: Files, config: MkDocsConfig, site: str, text: str) -> None:

@@ -1,10 +1,13 @@
 """The documentation site: all pages are built, links work, and nothing is loaded from other sites."""
 
+import importlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from html import escape
 
 import pytest
 
@@ -56,6 +59,29 @@ def test_a_page_missing_in_the_navigation_is_built(built):
         assert f'href="{page}.html"' in home
     page = (site / "planted.html").read_text()
     assert 'href="source/polyarr/core/program.py.html"' in page and 'href="write-a-backend.html#4-test-it"' in page
+
+
+def test_tutorials_show_their_results(built):
+    """Each tutorial is a page with output and pictures, and a notebook with the same; the gallery has all pictures."""
+    site, _ = built
+    gallery = (site / "gallery.html").read_text()
+    for page in (ROOT / "docs" / "tutorials").glob("*.md"):
+        text = (site / "tutorials" / f"{page.stem}.html").read_text()
+        shown = re.findall(r'src="([^"]+\.png)"', text)
+        assert shown and all((site / "tutorials" / name).read_bytes().startswith(b"\x89PNG") for name in shown)
+        assert all(f"tutorials/{name}" in gallery for name in shown)
+        notebook = json.loads((site / "tutorials" / f"{page.stem}.ipynb").read_text())
+        code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert len(code) == page.read_text().count("```python")
+        printed = [each["text"] for cell in code for each in cell["outputs"] if "text" in each]
+        assert printed and all(escape(line, quote=False) in text for part in printed for line in part.splitlines())
+
+
+def test_a_tutorial_that_fails_stops_the_build(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    notebooks = importlib.import_module("notebooks")
+    with pytest.raises(RuntimeError, match=r"(?s)tutorials/planted\.md: .*block 2.*NameError"):
+        notebooks.executed("tutorials/planted.md", "# Planted\n\n```python\nx = 1\n```\n\n```python\ny\n```\n")
 
 
 def test_the_reference_has_every_op(built):
