@@ -1,9 +1,15 @@
 """Options --json and --png of the benchmarks, and the files that they write."""
 
 import argparse
+import datetime
 import importlib.util
 import json
+import os
+import platform
+import sys
 from typing import Any
+
+import polyarr
 
 WIDTH, ROW = 8, 0.32  # inches: width of a picture, height of each row in it
 
@@ -21,12 +27,26 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def write(
     options: argparse.Namespace, found: dict[str, Any], title: str, unit: str, rows: dict[str, dict[str, float]]
 ) -> None:
-    """Write the measurements as JSON, and the rows by contender as a picture, if requested."""
+    """Write the measurements as JSON, and the rows by contender as a picture, if requested.
+
+    The site shows the rows of a JSON file in docs/benchmarks/, with where and when they were measured.
+    """
     if options.json:
+        shown = {"title": title, "unit": unit, "rows": rows}
         with open(options.json, "w") as file:
-            json.dump(found, file, indent=1, default=str)
+            json.dump({**shown, **_circumstances(), "measured": found}, file, indent=1, default=str)
     if options.png:
         _draw(options.png, title, unit, rows)
+
+
+def _circumstances() -> dict[str, str]:
+    """Return where, when and by which command something was measured."""
+    return {
+        "machine": f"{polyarr.get_backend().hardware}; {os.cpu_count()} CPUs, {platform.system()} {platform.machine()}",
+        "date": datetime.date.today().isoformat(),
+        "polyarr": polyarr.__version__,
+        "command": " ".join(["python", *sys.argv]),
+    }
 
 
 def _draw(path: str, title: str, unit: str, rows: dict[str, dict[str, float]]) -> None:

@@ -12,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from measurements import page_of_measurements
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -44,6 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for site, text in pages():
         _add(files, config, site, text)
     _add(files, config, "decisions/index.md", _decisions())
+    _add(files, config, "benchmarks.md", page_of_measurements((ROOT / "docs" / "benchmarks").glob("*.json")))
     _add_tutorials(files, config)
     for page in list(files.documentation_pages()):
         for link, _ in LINK.findall(page.content_string):

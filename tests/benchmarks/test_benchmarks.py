@@ -35,7 +35,9 @@ def test_a_run_is_written_as_json_and_as_a_picture(report, tmp_path, monkeypatch
     options = report.parsed(argparse.ArgumentParser())
     rows = {"add": {"NumPy": 1.0, "polyarr": 2.0}, "recorded": {"polyarr": 3.0}}
     report.write(options, {"us": rows}, "A title", "microseconds", rows)
-    assert json.loads((tmp_path / "a.json").read_text()) == {"us": rows}
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert (written["measured"], written["rows"], written["unit"]) == ({"us": rows}, rows, "microseconds")
+    assert written["machine"] and written["date"] and written["command"].startswith("python x --json")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -21,6 +21,11 @@ PLANTED = """# Planted
 [a place there](write-a-backend.md#4-test-it).
 """
 
+MEASURED = {
+    "title": "Planted products", "unit": "ms", "machine": "a device", "date": "2026-01-02", "polyarr": "0.1.0",
+    "command": "python x", "rows": {"n=1": {"polyarr": 1.2345, "a peer": 2}, "n=2": {"a peer": 3}}, "measured": {},
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
@@ -32,6 +37,8 @@ def built(tmp_path_factory):
         (folder / entry).symlink_to(ROOT / entry)
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "docs" / "planted.md").write_text(PLANTED)
+    (folder / "docs" / "benchmarks").mkdir(exist_ok=True)
+    (folder / "docs" / "benchmarks" / "planted.json").write_text(json.dumps(MEASURED))
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder / "built"],
         cwd=folder,
@@ -75,6 +82,13 @@ def test_tutorials_show_their_results(built):
         assert len(code) == page.read_text().count("```python")
         printed = [each["text"] for cell in code for each in cell["outputs"] if "text" in each]
         assert printed and all(escape(line, quote=False) in text for part in printed for line in part.splitlines())
+
+
+def test_measurements_are_shown_with_machine_and_date(built):
+    site, _ = built
+    text = re.sub(r"\s*<[^>]+>\s*", "|", (site / "benchmarks.html").read_text())
+    assert "Planted products" in text and "a device; polyarr 0.1.0, 2026-01-02;" in text
+    assert re.search(r"\|n=1\|+1.23\|+2\|", text) and re.search(r"\|n=2\|+3\|", text)
 
 
 def test_a_tutorial_that_fails_stops_the_build(monkeypatch):
