@@ -220,8 +220,8 @@ def test_a_file_has_plain_lines_now_and_then(capsys):
         lines.show(ROW | {"step": step, "memory": 1_500_000_000, "memory_peak": 2e9})
     assert capsys.readouterr() == (
         "",
-        "step    50/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  1:00 left\n"
-        "step   100/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  0:40 left\n",
+        "step    50/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  0:01:00 left\n"
+        "step   100/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  0:00:40 left\n",
     )
 
 
@@ -255,7 +255,7 @@ def test_who_sees_what(monkeypatch, is_terminal, term, quiet, kind):
 def test_amounts_and_durations():
     sizes = [progress.format_bytes(n) for n in (0, 999, 1500, 2.5e9, 3e12)]
     assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3 TB"]
-    assert [progress.format_seconds(s) for s in (0, 59.6, 3725)] == ["0:00", "1:00", "1:02:05"]
+    assert [progress.format_seconds(s) for s in (0, 59.6, 3725)] == ["0:00:00", "0:01:00", "1:02:05"]
 
 
 @pytest.fixture
