@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from polyarr import ops
@@ -18,7 +19,6 @@ from polyarr.core.spec import (
     INTEGERS,
     Spec,
     as_dtype,
-    bfloat16,
     check_number,
     check_size,
     complex64,
@@ -482,13 +482,8 @@ class FloatInfo:
     """
 
     def __init__(self, dtype: np.dtype) -> None:
-        bits = {bfloat16: (2.0**-7, 3.3895313892515355e38, 2.0**-126)}
-        info = None if dtype in bits else np.finfo(dtype)
-        self.eps, self.max, self.smallest_normal = bits.get(dtype) or (
-            float(info.eps),
-            float(info.max),
-            float(info.smallest_normal),
-        )  # type: ignore[union-attr]
+        info = ml_dtypes.finfo(dtype)
+        self.eps, self.max, self.smallest_normal = map(float, (info.eps, info.max, info.smallest_normal))
         self.min, self.bits, self.dtype = -self.max, dtype.itemsize * 8, dtype
 
 
