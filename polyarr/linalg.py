@@ -5,6 +5,7 @@ run on every backend. eig and eigvals compute on the host where a backend lacks 
 function of this file that calls the op polyarr.ops.qr; the others are alike.
 """
 
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyarr import ops
@@ -417,12 +418,13 @@ def matrix_power(x: Array, n: int, /) -> Array:
         raise ShapeError(f"matrix_power: x is {spec_of(x)}; it must have as many rows as columns")
     n = whole("matrix_power", "n", n)
     x, n = (ops.inv(x), -n) if n < 0 else (x, n)
-    found = None if n else identity(rows, x)
+    factors = []
     while n:
         if n % 2:
-            found = x if found is None else ops.matmul(found, x)
+            factors.append(x)
         n //= 2
         x = ops.matmul(x, x) if n else x
+    found = reduce(ops.matmul, factors) if factors else identity(rows, x)
     return found.snapshot()  # the result must not be the handle x
 
 

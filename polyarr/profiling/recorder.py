@@ -62,7 +62,7 @@ class profile(watch.Observer):  # noqa: N801  reads as a verb, like the context 
             self._open.append((stack.pop_all(), time.perf_counter()))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         context, began = self._open.pop()
         context.close()
         with self._lock, contextlib.suppress(BackendError):

@@ -276,7 +276,8 @@ def _accounted(account: Account, seconds: float) -> list[str]:
         "host, elsewhere": account.elsewhere,
     }
     rows = [*parts.items(), ("sum", sum(parts.values())), ("wall time", wall)]
-    cells = [("time", "ms", "share"), *((name, f"{part * 1e3:,.2f}", _percent(part, wall)) for name, part in rows)]
+    cells: list[tuple[str, ...]] = [("time", "ms", "share")]
+    cells += [(name, f"{part * 1e3:,.2f}", _percent(part, wall)) for name, part in rows]
     return [*_columns(cells), ""]
 
 
@@ -289,7 +290,7 @@ def _introduced(backend: Backend, peaks: Mapping[str, float]) -> str:
 def _aligned(title: str, rows: list[Row], peaks: dict[str, Mapping[str, float]]) -> list[str]:
     """Format rows as a table with names on the left, numbers on the right, and no empty columns."""
     total, several = sum(row.seconds for row in rows), len({row.device for row in rows if row.device}) > 1
-    cells = [(title, *HEADERS)]
+    cells: list[tuple[str, ...]] = [(title, *HEADERS)]
     cells += [
         (f"{r.name} ({r.device})" if several and r.device else r.name, *_cells(r, total, peaks.get(r.device, {})))
         for r in rows

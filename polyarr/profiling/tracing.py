@@ -74,7 +74,7 @@ class Debugger(watch.Observer):
 
     def ended(self, call: Call, value: Any) -> None:
         """Wait for the device."""
-        if call.error is None and call.part in LEAVES:
+        if call.backend is not None and call.error is None and call.part in LEAVES:
             wait(call.backend)
 
 
