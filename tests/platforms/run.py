@@ -29,7 +29,8 @@ DEVICES = {
 def main() -> int:
     """Print all problems; return 1 if there are any."""
     problems = [*names_that_are_missing(), *programs_that_do_not_compile()]
-    print(*problems, sep="\n")
+    for problem in problems:
+        print(problem)
     return int(bool(problems))
 
 
