@@ -58,7 +58,8 @@ def needed(stem: str) -> frozenset[str]:
 
 
 def _listed_in(stems: list[str]) -> frozenset[str]:
-    headers = [PARAMS.search(FILES[stem].read_text(encoding="utf-8")) for stem in stems if FILES[stem].parent.name != "nvidia"]
+    files = [FILES[stem] for stem in stems if FILES[stem].parent.name != "nvidia"]
+    headers = [PARAMS.search(file.read_text(encoding="utf-8")) for file in files]
     entries = [names for header in headers if header for names in ENTRY.findall(header[0])]
     return frozenset(name.partition("(")[0] for names in entries for name in names.split(", "))
 
