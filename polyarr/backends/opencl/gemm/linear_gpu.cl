@@ -42,10 +42,10 @@ void linear_gradient(__global const T *restrict g, __global const T *restrict z,
                 g_word.word = own[d];
                 if (ACTIVATES) z_word.word = before[d];
                 EACH_OF_VECTOR {
-                    ACC v = NAMED(widen_, DTYPE)(g_word.each[k]);
-                    if (ACTIVATES) v *= SLOPE(NAMED(widen_, DTYPE)(z_word.each[k]));
+                    ACC v = PASTE(widen_, DTYPE)(g_word.each[k]);
+                    if (ACTIVATES) v *= SLOPE(PASTE(widen_, DTYPE)(z_word.each[k]));
                     sum[k] += v;
-                    gz_word.each[k] = NAMED(narrow_, DTYPE)(v);
+                    gz_word.each[k] = PASTE(narrow_, DTYPE)(v);
                 }
                 if (ACTIVATES) *(__global WORD *)(gz + start + d * SLICES * n) = gz_word.word;
             }
