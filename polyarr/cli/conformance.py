@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from polyarr.core.current import get_backend
-from polyarr.testing import LEVELS, USUAL_LEVEL
+from polyarr.testing import LEVELS, USUAL_LEVEL, adapters
 
 # pytest's exit codes, and the command's exit code for each; for all others it is 1.
 INTERRUPTED, WRONG_USAGE, NO_CASES = 2, 4, 5
@@ -27,7 +26,11 @@ _path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option(
+    "--adapter", metavar="FRAMEWORK:DEVICE", help="Instead of NAME: check the functions and gradients of another "
+    "framework, such as torch:cpu or jax:cpu.",
+)  # fmt: skip
 @click.option(
     "--level", type=click.Choice(LEVELS), default=USUAL_LEVEL, show_default=True, help="Which cases to run; a level "
     "contains those before it.",
@@ -42,7 +45,8 @@ _path = click.Path(path_type=Path)
 @click.option("--list", "is_list", is_flag=True, help="List the cases without running them.")
 @click.option("-k", "expression", metavar="EXPRESSION", help="Run only the cases that match, as in pytest -k.")
 def command(
-    name: str,
+    name: str | None,
+    adapter: str | None,
     level: str,
     seed: int,
     thorough: bool,
@@ -62,7 +66,12 @@ def command(
         _require(library, "'polyarr[testing]'")
     if jobs > 1:
         _require("xdist", "pytest-xdist")
-    get_backend(name)  # fail here rather than in every case
+    if (name is None) == (adapter is None):
+        raise click.UsageError("name a backend or an --adapter, one of the two")
+    if name is None:
+        name = f"{adapters.FAMILY}:{adapter}"
+        known_failures = known_failures or adapters.known_differences(str(adapter))
+    adapters.find(name)  # fail here rather than in every case
     files = {"known-failures": known_failures, "report": report, "html": html}
     arguments = [
         *OPTIONS, *REPORTING, f"--rootdir={Path(__file__).parents[1]}", "--pyargs", "polyarr.testing.conformance",

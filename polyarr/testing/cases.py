@@ -30,6 +30,7 @@ from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.op import Op
 from polyarr.core.spec import COMPLEX, INEXACT, as_dtype
 from polyarr.testing import (
+    adapters,
     backend_checks,
     batching,
     capturing,
@@ -286,7 +287,9 @@ def _run_dtype(op: Op, entry: Entry, dtype: str, backend: Backend, effort: Effor
 
 
 def _check_offered(op: Op, backend: Backend) -> None:
-    """Raise NotOffered if the backend lacks the op's whole group."""
+    """Raise NotOffered if the backend lacks the op's whole group, Lacking if it is an adapter without the op."""
+    if adapters.is_adapter(backend.name) and op not in backend.kernels:
+        raise Lacking(f"{backend.name} has no function for {op.name}")
     if op.group and op not in backend.kernels and offer(backend, op.group) == NOT_OFFERED:
         raise NotOffered(f"{backend.name} does not offer the group {op.group}")
 
@@ -344,8 +347,12 @@ class _Drawing(NamedTuple):
     seed: int
     examples: int
 
-    def apply(self, check: Callable[[Sample], None], phases: tuple[Phase, ...]) -> None:
+    def apply(self, check: Callable[[Sample], Any], phases: tuple[Phase, ...]) -> None:
         """Run a check on the examples."""
+
+        def run(sample: Sample) -> None:
+            check(sample)
+
         return seeded(self.seed)(
             settings(
                 max_examples=self.examples,
@@ -356,7 +363,7 @@ class _Drawing(NamedTuple):
                 report_multiple_bugs=False,  # one failure, with its note
                 suppress_health_check=list(HealthCheck),
                 phases=phases,
-            )(given(self.strategy.filter(lambda s: s.dtypes() <= self.dtypes))(lambda sample: check(sample)))
+            )(given(self.strategy.filter(lambda s: s.dtypes() <= self.dtypes))(run))
         )()
 
 
@@ -389,20 +396,32 @@ def _examine(
     drawn = _drawn(drawing)[:tried]
     if not drawn:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs")
+    has_calls = False
     try:
         for sample in map(changed, drawn) if changed else drawn:
-            check(op, backend, sample)
+            has_calls |= _is_tried(check, op, backend, sample)
+        if not has_calls:
+            raise Lacking(f"{backend.name} has no counterpart of the calls of {op.name}")
     except Lacking:
         raise
     except Exception as error:
         if share:
             if changed:
                 drawing = drawing._replace(strategy=strategy.map(changed))
-            _shrink(drawing, partial(check, op, backend), f"{op.name} on {backend.name}", sample, error)
+            _shrink(drawing, partial(_is_tried, check, op, backend), f"{op.name} on {backend.name}", sample, error)
         raise
 
 
-def _shrink(drawing: _Drawing, check: Callable[[Sample], None], where: str, sample: Sample, first: Exception) -> None:
+def _is_tried(check: Callable, op: Op, backend: Backend, sample: Sample) -> bool:
+    """Run a check; return False for a call that an adapter leaves out."""
+    try:
+        check(op, backend, sample)
+    except adapters.Absent:
+        return False
+    return True
+
+
+def _shrink(drawing: _Drawing, check: Callable[[Sample], Any], where: str, sample: Sample, first: Exception) -> None:
     """Raise the error of the smallest failing example, or of `sample`; the first error if it is not deterministic."""
     try:
         drawing.apply(check, (Phase.generate, Phase.shrink))

@@ -25,12 +25,12 @@ from polyarr import ops, tree
 from polyarr.backends import numpy as built_in
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
-from polyarr.core.current import get_backend, use_backend
+from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.names import renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import COMPLEX, INEXACT, Spec, float32, float64, real_of
-from polyarr.testing import covered
+from polyarr.testing import adapters, covered
 from polyarr.testing.compare import (
     CheckFailure,
     Lacking,
@@ -64,11 +64,11 @@ def check(fn: Callable) -> Callable:
 
     @functools.wraps(fn)
     def wrapped(op: Op, backend: str | Backend, sample: Sample) -> None:
-        found = get_backend(backend)
+        found = adapters.find(backend)
         sample = sample.flushed(found.flushes)
         covered.note(sample)
         try:
-            with use_backend(found), without_warnings(label_of(op, found)):
+            with use_backend(found), without_warnings(label_of(op, found)), adapters.leaving_out():
                 fn(op, found, sample)
         except Exception as error:
             error.add_note(
@@ -114,7 +114,8 @@ def check_forward(op: Op, backend: Backend, sample: Sample) -> None:
     same_count(place, got, expected)
     for i, (g, e, m) in enumerate(zip(got, expected, bounds, strict=True)):
         what = "the result" if len(got) == 1 else f"result {i}"
-        close(place, what, g, e, kind, m, flushes=g.dtype in backend.flushes)
+        tolerance = adapters.tolerance_of(backend.name, kind, g.dtype)
+        close(place, what, g, e, tolerance, m, flushes=g.dtype in backend.flushes)
         if entry.signed_zeros:
             same_zeros(place, what, g, e)
 

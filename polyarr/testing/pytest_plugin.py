@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from polyarr.core.backend import Backend
-from polyarr.core.current import get_backend, use_backend
+from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from polyarr.files import read_regular
 from polyarr.plugins.diagnosis import status
-from polyarr.testing import LEVELS, USUAL_LEVEL, namespaces
+from polyarr.testing import LEVELS, USUAL_LEVEL, adapters, namespaces
 from polyarr.testing.report import Recorder, load
 
 FIXTURE = "polyarr_backend"
@@ -118,7 +118,7 @@ def polyarr_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     installed plugin registers is a failure, because the test would always be skipped.
     """
     try:
-        backend = get_backend(request.param)
+        backend = adapters.find(request.param)
     except BackendError as error:
         is_unknown = error.__cause__ is None  # a backend that is installed but fails to start has a cause
         if is_unknown or request.param in _chosen(request.config):
@@ -139,10 +139,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     known = _known_failures(config)
     wanted = LEVELS[: LEVELS.index(config.getoption("polyarr_level")) + 1]
-    left_out = [item for item, case in cases.items() if case.level not in wanted]
+    none_of_it = [i for i, case in cases.items() if not adapters.applies(case.check, i.callspec.params[FIXTURE])]
+    left_out = {*none_of_it, *(item for item, case in cases.items() if case.level not in wanted)}
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if cases.get(item) is None or cases[item].level in wanted]
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     items[:] = _by_case(items, cases)
     for item, case in cases.items():
         facts = {"backend": item.callspec.params[FIXTURE], "level": case.level, "check": case.check}

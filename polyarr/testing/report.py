@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from polyarr.core.backend import Backend, Fused, family_of
-from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups, offer
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
 from polyarr.plugins import PluginWarning
 from polyarr.plugins.diagnosis import overrides, status
-from polyarr.testing import LEVELS
+from polyarr.testing import LEVELS, adapters
 from polyarr.testing.causes import causes
 from polyarr.version import __version__
 
@@ -224,11 +223,12 @@ def make_report(config: pytest.Config, names: list[str], results: list[Result], 
     wanted = LEVELS[: LEVELS.index(level) + 1]
     order = {case.name: i for i, case in enumerate(kit.cases()) if case.level in wanted}
     is_whole = status_code in COMPLETED
-    backends = []
+    backends, due = [], {}
     for name in dict.fromkeys([*names, *(r.backend for r in results)]):
         found = [r for r in results if r.backend == name and r.name in order]
         found.sort(key=lambda r: order[r.name])
-        backends.append(_of_backend(name, found, is_whole, name in names, len(found) == len(order)))
+        due[name] = sum(adapters.applies(case.check, name) for case in kit.cases() if case.name in order)
+        backends.append(_of_backend(name, found, is_whole, name in names, len(found) == due[name]))
     verdicts = [b["verdict"] for b in backends if b["verdict"] != "not started"] or ["nothing checked"]
     return {
         "schema": SCHEMA,
@@ -236,7 +236,7 @@ def make_report(config: pytest.Config, names: list[str], results: list[Result], 
         "polyarr": __version__,
         "verdict": min(verdicts, key=VERDICTS.index),
         "level": level,
-        "cases": len(order),
+        "cases": max(due.values(), default=len(order)),
         "effort": {
             **effort._asdict(),
             "thorough": effort.examples == kit.THOROUGH,
@@ -338,7 +338,7 @@ def _started(name: str) -> tuple[Backend | None, str]:
     """Return the backend and "", or None and the reason why it does not start."""
     try:
         with _quietly():
-            return get_backend(name), ""
+            return adapters.find(name), ""
     except BackendError as error:
         return None, str(error)
 
