@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 
 class Result(NamedTuple):
-    """What a block printed, and its figures as PNG in base64."""
+    """The output of a block, and its figures as PNG in base64."""
 
     text: str
     figures: list[str]

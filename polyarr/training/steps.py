@@ -104,7 +104,7 @@ def loss_of(model: LanguageModel, windows: Array, reduction: str = "mean") -> Ar
     """Return the cross-entropy of predicting each token of windows (B, T + 1) from those before it.
 
     Windows of Records are inputs and targets (B, 2, T), or with where their records begin (B, 3, T), and the mean is
-    that of the targets that are learned.
+    over the targets that are learned.
     """
     if len(windows.shape) == 3:
         starts = windows[:, 2] if windows.shape[1] == 3 else None

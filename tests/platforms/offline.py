@@ -29,7 +29,7 @@ DOUBLE = re.compile(r"float64|double|complex128")
 
 
 class Limits(NamedTuple):
-    """What a device reports, as far as kernels are chosen by it.
+    """Properties of a device by which kernels are chosen.
 
     Attributes:
         local_memory: Bytes.
