@@ -174,6 +174,7 @@ def test_debug_shows_the_compilers_own_words(backend, monkeypatch, tmp_path, val
         f"#warning strange\n__kernel void strange(__global int *x) {{ x[0] = 1; }}\n// {tmp_path}"  # never built before
     )
     monkeypatch.setattr(program, "source_of", lambda stem: source)
+    monkeypatch.setattr(program, "needed", lambda stem: frozenset())
     monkeypatch.setattr(program, "arguments_of", lambda stem, macros: {"strange": None})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
