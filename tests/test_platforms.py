@@ -17,7 +17,8 @@ POSIX_NAMES = (
 LINUX_NAMES = ("os.ST_NOEXEC", "os.sched_getaffinity")
 ABSENT = {"darwin": ((), LINUX_NAMES), "win32": (POSIX_MODULES, (*POSIX_NAMES, *LINUX_NAMES))}
 
-# Loads all modules twice. The first time is for the modules of others, which need what is then removed.
+# Loads all modules twice. The first time is for the modules of others, which need what is then removed. Frameworks that
+# the kit checks may be missing.
 PROGRAM = """
 import importlib, json, os, pkgutil, shutil, sys, tempfile
 from pathlib import Path
@@ -29,7 +30,11 @@ def load_all():
     import polyarr
     for found in pkgutil.walk_packages(polyarr.__path__, "polyarr."):
         if found.name.rpartition(".")[2] != "__main__":
-            importlib.import_module(found.name)
+            try:
+                importlib.import_module(found.name)
+            except ModuleNotFoundError as error:
+                if error.name not in ("jax", "torch"):
+                    raise
     return sorted(name for name in sys.modules if name.partition(".")[0] == "polyarr")
 
 for name in load_all():
