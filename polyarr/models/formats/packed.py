@@ -58,7 +58,7 @@ class PackedTensor(NamedTuple):
     parts: Mapping[str, Any]
 
     def read(self, dtype: np.dtype | None = None) -> np.ndarray:
-        """Return the weight (n, k) in a floating-point dtype, rounded once; None: in that of the scales, or float32.
+        """Return the weight (n, k) in a floating-point dtype, rounded once; None: the scales' dtype, or float32.
 
         Raises:
             ValueError: A number is not finite, or g_idx names a group that is not there.
