@@ -191,7 +191,7 @@ def _remove_older(folder: Path, prefix: str, seconds: float) -> None:
 
 
 class RunFolder(NamedTuple):
-    """A folder of this process, removed at its end. The lock, if any, tells other processes that this one is alive."""
+    """A folder of this process, removed at its end. The lock, if any, shows other processes that this one is alive."""
 
     path: Path
     lock: IO[bytes] | None

@@ -168,8 +168,9 @@ class GpuGeometry:
     row_files = "_gpu"
     row_items, groups_per_unit, narrow_groups = 128, 2, 4  # the last: of 16-bit rows
     row_share, most_held = 24, 32  # desired elements of a row per work-item, and the most that fit into registers
-    narrow_share, narrow_lanes = 8, 256  # of 16-bit rows: for a persistent group; and that do not fit into registers
     few_rows_share = 8  # likewise where rows leave most units idle, and latency matters
+    narrow_share = 8  # likewise of 16-bit rows in persistent groups, which also hold sums of columns in registers
+    narrow_lanes = 256  # of 16-bit rows that do not fit into registers
     least_lanes, most_lanes = 8, 512
     most_values = 64  # most elements of all values of a fused group that a work-item holds in registers
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
