@@ -36,8 +36,8 @@ INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks,
 // p = own tile @ other tile^T, or p += that if `adds` is not 0
 #define PRODUCT_OF_TILES(p, own, other, adds) \
     UNROLL for (int slice = 0; slice < SLICES; slice++) \
-        WGMMA(p, DESCRIPTOR_K_MAJOR((own) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
-              DESCRIPTOR_K_MAJOR((other) + slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
+        WGMMA(p, DESCRIPTOR_K_MAJOR(own, slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
+              DESCRIPTOR_K_MAJOR(other, slice / 4 * BLOCK_BYTES + slice % 4 * 32), \
               (uint)((adds) || slice > 0), 0, 0)
 
 // sum += weights (64 x 64) @ tile, of 16-bit floats
@@ -45,7 +45,7 @@ INLINE void tile_load(uint to, __global const ulong *maps, int which, int walks,
     UNROLL for (int slice = 0; slice < TILE / 16; slice++) \
         UNROLL for (int block = 0; block < BLOCKS; block++) \
             WGMMA_FROM_REGISTERS((sum) + 32 * block, weights[slice], \
-                                 DESCRIPTOR_MN_MAJOR((tile) + block * BLOCK_BYTES + slice * 2048))
+                                 DESCRIPTOR_MN_MAJOR(tile, block * BLOCK_BYTES + slice * 2048))
 
 // p = own tile @ other tile^T, of all terms, the smallest products first
 #if TERMS == 2

@@ -85,17 +85,17 @@
 #endif
 #if X_ALONG_K
 #define X_TRANSPOSED 0
-#define X_MATRIX(address, part) DESCRIPTOR_K_MAJOR((address) + (part) * 32)
+#define X_MATRIX(address, part) DESCRIPTOR_K_MAJOR(address, (part) * 32)
 #else
 #define X_TRANSPOSED 1
-#define X_MATRIX(address, part) DESCRIPTOR_MN_MAJOR((address) + (part) * 2048)
+#define X_MATRIX(address, part) DESCRIPTOR_MN_MAJOR(address, (part) * 2048)
 #endif
 #if Y_ALONG_K
 #define Y_TRANSPOSED 0
-#define Y_MATRIX(address, part) DESCRIPTOR_K_MAJOR((address) + (part) * 32)
+#define Y_MATRIX(address, part) DESCRIPTOR_K_MAJOR(address, (part) * 32)
 #else
 #define Y_TRANSPOSED 1
-#define Y_MATRIX(address, part) DESCRIPTOR_MN_MAJOR((address) + (part) * 2048)
+#define Y_MATRIX(address, part) DESCRIPTOR_MN_MAJOR(address, (part) * 2048)
 #endif
 
 // ---- scheduling -------------------------------------------------------------------------------------------------

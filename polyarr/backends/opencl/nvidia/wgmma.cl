@@ -87,11 +87,12 @@ INLINE void tma_store(__global const ulong *map, int column, int row, int matrix
 // Wait until at most `left` groups of wgmma are in flight.
 #define WGMMA_WAIT(left) asm volatile("//@ wgmma.wait_group.sync.aligned " TEXT(left) ";" ::: "memory")
 
-// wgmma descriptors of a matrix in local memory: blocks of 8 rows of 128 bytes along k or, transposed, of 64 positions
-// x 64 of k.
-#define DESCRIPTOR_K_MAJOR(address) (1UL << 62 | 1024UL / 16 << 32 | 1UL << 16 | (ulong)(((address) & 0x3ffff) >> 4))
-#define DESCRIPTOR_MN_MAJOR(address) \
-    (1UL << 62 | 1024UL / 16 << 32 | 8192UL / 16 << 16 | (ulong)(((address) & 0x3ffff) >> 4))
+// wgmma descriptors of a matrix in local memory at `address` + `offset`, an offset known to the compiler: blocks of 8
+// rows of 128 bytes along k or, transposed, of 64 positions x 64 of k. Matrices of a tile differ in one addition.
+#define DESCRIPTOR_K_MAJOR(address, offset) DESCRIPTOR(address, offset, 16)
+#define DESCRIPTOR_MN_MAJOR(address, offset) DESCRIPTOR(address, offset, 8192)
+#define DESCRIPTOR(address, offset, leading) \
+    (1UL << 62 | 1024UL / 16 << 32 | (ulong)(((address) >> 4) + ((leading) / 16u << 16) + (uint)(offset) / 16))
 
 #define TEN(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9"
 #define SUMS_4(s, i) "+f"((s)[i]), "+f"((s)[i + 1]), "+f"((s)[i + 2]), "+f"((s)[i + 3])
