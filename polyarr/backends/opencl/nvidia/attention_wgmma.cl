@@ -2,9 +2,11 @@
 // out = dropout(softmax(scale q k^T + mask)) v, for 16-bit floats with float32 sums, and for float32 split into 2 or 3
 // bfloat16 terms. The scores exist in registers only.
 //
-// A work-group is four warps. It owns 64 rows of q (or of k and v) and iterates over the other operand 64 rows at a
-// time, while TMA loads the next tiles. Of a 64 x 64 tile of scores a lane holds 2 rows x 16 columns: p[i] is at row
-// ROW_OF(i) and column COLUMN_OF(i), relative to the lane's first row and column.
+// A work-group is four warps. Of each of its blocks it owns 64 rows of q (or of k and v) and iterates over the other
+// operand 64 rows at a time, while TMA loads the next tiles. It works on several blocks one after another, because it
+// writes and acquires its tensor maps once, and each acquire delays all loads of a multiprocessor. Of a 64 x 64 tile of
+// scores a lane holds 2 rows x 16 columns: p[i] is at row ROW_OF(i) and column COLUMN_OF(i), relative to the lane's first
+// row and column.
 //
 // Of the products of terms (see bfloat16_terms.cl) the three or six largest are added, the smallest first.
 //
@@ -17,12 +19,12 @@
 //          masked and in rows t <= row < padded, where padded is t rounded up to a multiple of 64
 //          delta (batch, padded): sum(dout * out) of each row, 0 in the padding
 //          plans: tensor maps of q, k, v and dout without addresses
-//          maps: the same with addresses, written by attention_maps (attention_delta in the backward pass)
+//          maps: the same with addresses, 4 of each work-group, which the work-group writes
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
 //          With TERMS above 1 the tensor maps are those of the terms
-// Launch   local 128. attention_maps: one work-group. attention_delta: 8 work-items per row of lse. The other kernels:
-//          one work-group per (64 rows, batch)
+// Launch   local 128. attention_delta: 8 work-items per row of lse. The other kernels: as many work-groups as the device
+//          holds, which share the blocks (64 rows, batch)
 // Params   T, KIND            the dtype, and its PTX name: bf16 or f16
 //          D                  length of the last axes, a multiple of 8 up to 128
 //          TERMS              terms per operand: 1; or 2 or 3 with KIND bf16: then T is float, D at most 64
@@ -51,25 +53,27 @@
 #define LOG2_E 1.4426950408889634f
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
 
-// Write the tensor maps with addresses; each of the four warps writes one. The fourth array is dout.
+// Write the work-group's tensor maps with addresses, and acquire them; each of the four warps does one. The fourth array
+// is dout.
 #define MAPPED \
     __global const ulong *plans, __global ulong *maps, __global const T *q, const long q_start, \
         __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
         const long g_start
-INLINE void write_maps(MAPPED, const int me) {
-    const int lane = me % 32, warp = me / 32;
+INLINE void make_maps(MAPPED) {
+    const int lane = get_local_id(0) % 32, warp = get_local_id(0) / 32;
     const ulong address = warp == 0   ? (ulong)(q + q_start)
                           : warp == 1 ? (ulong)(k + k_start)
                           : warp == 2 ? (ulong)(v + v_start)
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
+    if (lane == 0) map_acquire(maps + warp * 16);
 }
-#define WRITE_MAPS() write_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start, get_local_id(0))
-// The arrays that the maps point to. Kernels do not use these arguments, but memory planning derives lifetimes from
-// them.
-#define BEHIND_MAPS \
-    __global const void *behind_q, __global const void *behind_k, __global const void *behind_v, \
-        __global const void *behind_g
+// What a kernel does before its first block.
+#define PREPARE() { \
+        maps += get_group_id(0) * 64; \
+        make_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start); \
+        if (me == 0) MAKE_BARRIERS(); \
+    }
 
 // Hide the value of an address from the optimizer. Otherwise it hoists the addresses of all matrices out of the loop
 // and runs out of registers.
@@ -132,6 +136,21 @@ INLINE float masked(const float p, const float m, const float scale) {
 #define APPLY_MASK(p, query, key, turned)
 #endif
 
+// ---- blocks of 64 rows --------------------------------------------------------------------------------------------
+
+// The block of a work-group in a round. Blocks are in the order of their work, the largest first; every other round is
+// reversed, so that work-groups have about equal work.
+INLINE int block_of(const int round) {
+    const int group = get_group_id(0), groups = get_num_groups(0);
+    return round * groups + (round % 2 ? groups - 1 - group : group);
+}
+#define EACH_BLOCK(rows) for (int round = 0; block_of(round) < batches * (((rows) + TILE - 1) / TILE); round++)
+// The block's batch, the batch's indices on the two leading axes and its mask, and the block's number in the batch.
+#define FIND_BLOCK() \
+    const int batch = block_of(round) % batches, outer = batch / inner, in_outer = batch % inner; \
+    const int block = block_of(round) / batches; \
+    __global const MASK_T *mask = whole_mask + start_of(mask_at, batch, inner)
+
 // ---- pipeline stages ----------------------------------------------------------------------------------------------
 
 // A stage holds a tile of each of two arrays. With APART each tile has its own barrier and is reloaded as soon as it
@@ -146,8 +165,18 @@ INLINE float masked(const float p, const float m, const float scale) {
         mbarrier_init(OWN_FULL, 1); \
         mbarrier_init_fence(); \
     }
-#define WAIT_FOR(second) mbarrier_wait(FULL(stage, second), tile / STAGES % 2)
-#define LOAD_FIRST() for (int i = 0; i < MIN(STAGES, tiles); i++) { LOAD(0, i, i); LOAD(1, i, i); }
+// `before` counts the tiles of the work-group's earlier blocks.
+#define STAGE ((before + tile) % STAGES)
+#define WAIT_FOR(second) mbarrier_wait(FULL(stage, second), (before + tile) / STAGES % 2)
+#define WAIT_FOR_OWN() mbarrier_wait(OWN_FULL, round % 2)
+// Start the first loads of a block; all warps have finished the block before.
+#define LOAD_BLOCK() { \
+        barrier(CLK_LOCAL_MEM_FENCE); \
+        if (me == 0) { \
+            LOAD_OWN(); \
+            for (int tile = 0; tile < MIN(STAGES, tiles); tile++) { LOAD(0, STAGE, tile); LOAD(1, STAGE, tile); } \
+        } \
+    }
 // Reload the tile that has been read; unless APART, both tiles of the stage.
 #define LOAD_NEXT(second) { \
         barrier(CLK_LOCAL_MEM_FENCE); \
@@ -160,8 +189,6 @@ INLINE float masked(const float p, const float m, const float scale) {
 #if !BACKWARD
 // ---- forward ----------------------------------------------------------------------------------------------------
 
-__kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
-
 #define STAGES STAGES_FORWARD
 
 #define STAGES_AT TILE_BYTES  // in local memory: own tile, stages of keys and values, barriers
@@ -173,8 +200,13 @@ __kernel GROUP void attention_maps(MAPPED) { WRITE_MAPS(); }
                   (number) * TILE, in_outer, outer, full); \
     }
 
+#define LOAD_OWN() { \
+        mbarrier_expect(OWN_FULL, TILE_BYTES); \
+        tile_load(local_at, maps, 0, walks, first, in_outer, outer, OWN_FULL); \
+    }
+
 __kernel GROUP void attention_forward(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
+    MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
     const uint threshold, const float kept) {
@@ -182,81 +214,78 @@ __kernel GROUP void attention_forward(
     GROUPS_HELD(GROUPS_FORWARD);
     __local uint4 memory[(BARRIERS_AT + BARRIERS_BYTES + 15) / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
-    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
-    const int blocks = (t + TILE - 1) / TILE, first = (blocks - 1 - (int)get_group_id(0) / batches) * TILE;
-    const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead; the longest rows come first
-    const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
-    const int row = first + warp * 16 + lane / 4;
+    const int blocks = (t + TILE - 1) / TILE;
+    const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead
     const uint local_at = local_address(memory);
-    mask += start_of(mask_at, batch, inner);
-    if (me == 0) {
-        map_acquire(maps), map_acquire(maps + 16), map_acquire(maps + 32);
-        MAKE_BARRIERS();
-        mbarrier_expect(OWN_FULL, TILE_BYTES);
-        tile_load(local_at, maps, 0, walks, first, in_outer, outer, OWN_FULL);
-        LOAD_FIRST();
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-
-    float results[RESULTS], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};  // top: running maximum of the exponents
-    UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
-    mbarrier_wait(OWN_FULL, 0);
-    for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = opaque(local_at);
-        const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
-        const int column = tile * TILE + lane % 4 * 2;
-        float p[SCORES];
-        WAIT_FOR(0);
-        WGMMA_FENCE();
-        PRODUCTS(p, own, keys);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
-        if (APART) LOAD_NEXT(0);
-        APPLY_MASK(p, row, column, 0)
-        if (tile * TILE + TILE > MIN(first + ahead + 1, s))
-            EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
-        UNROLL for (int side = 0; side < 2; side++) {
-            float largest = -INFINITY;
-            EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
-            largest = fmax(largest, shuffle_xor(largest, 1));
-            largest = fmax(largest, shuffle_xor(largest, 2));
-            // If the maximum does not change, this is bitwise the old value, so that rounding does not shrink every
-            // tile.
-            largest = fmax(top[side], largest * UNIT);
-            const float base = largest == -INFINITY ? 0 : largest;  // all masked so far: avoid inf - inf
-            const float shrink = exp2_approx(top[side] - base);
-            float weights = 0;
-            EACH_SCORE if (ROW_OF(i) == 8 * side)
-                weights += p[i] = exp2_approx(fma(p[i], UNIT, -base));
-            UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
-            sum[side] = sum[side] * shrink + weights;
-            top[side] = largest;
-        }
+    PREPARE()
+    uint before = 0;
+    EACH_BLOCK(t) {
+        FIND_BLOCK();
+        const int first = (blocks - 1 - block) * TILE, row = first + warp * 16 + lane / 4;
+        const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
+        LOAD_BLOCK()
+        float results[RESULTS], sum[2] = {0, 0};
+        float top[2] = {-INFINITY, -INFINITY};  // running maximum of the exponents
+        UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
+        WAIT_FOR_OWN();
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint stage = STAGE, own = opaque(local_at);
+            const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
+            const int column = tile * TILE + lane % 4 * 2;
+            float p[SCORES];
+            WAIT_FOR(0);
+            WGMMA_FENCE();
+            PRODUCTS(p, own, keys);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            if (APART) LOAD_NEXT(0);
+            APPLY_MASK(p, row, column, 0)
+            if (tile * TILE + TILE > MIN(first + ahead + 1, s))
+                EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
+            UNROLL for (int side = 0; side < 2; side++) {
+                float largest = -INFINITY;
+                EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
+                largest = fmax(largest, shuffle_xor(largest, 1));
+                largest = fmax(largest, shuffle_xor(largest, 2));
+                // If the maximum does not change, this is bitwise the old value, so that rounding does not shrink every
+                // tile.
+                largest = fmax(top[side], largest * UNIT);
+                const float base = largest == -INFINITY ? 0 : largest;  // all masked so far: avoid inf - inf
+                const float shrink = exp2_approx(top[side] - base);
+                float weights = 0;
+                EACH_SCORE if (ROW_OF(i) == 8 * side)
+                    weights += p[i] = exp2_approx(fma(p[i], UNIT, -base));
+                UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
+                sum[side] = sum[side] * shrink + weights;
+                top[side] = largest;
+            }
 #if DROPOUT
-        EACH_SCORE {
-            const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
-            p[i] = survives(index, dropout) ? p[i] : 0;
-        }
+            EACH_SCORE {
+                const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
+                p[i] = survives(index, dropout) ? p[i] : 0;
+            }
 #endif
-        uint weights[TERMS][TILE / 16][4];
-        pack(weights, p);
-        if (APART) WAIT_FOR(1);
-        WGMMA_FENCE();
-        ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
-        LOAD_NEXT(1);
+            uint weights[TERMS][TILE / 16][4];
+            pack(weights, p);
+            if (APART) WAIT_FOR(1);
+            WGMMA_FENCE();
+            ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            LOAD_NEXT(1);
+        }
+        float factor[2];
+        UNROLL for (int side = 0; side < 2; side++) {
+            float total = sum[side] + shuffle_xor(sum[side], 1);
+            total += shuffle_xor(total, 2);
+            factor[side] = total == 0 ? 0 : kept / total;
+            if (lane % 4 == 0)
+                lse[(long)batch * blocks * TILE + row + 8 * side] =
+                    total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total);
+        }
+        STORE_ROWS(out, out_at, row, t, results, factor)
+        before += tiles;
     }
-    float factor[2];
-    UNROLL for (int side = 0; side < 2; side++) {
-        float total = sum[side] + shuffle_xor(sum[side], 1);
-        total += shuffle_xor(total, 2);
-        factor[side] = total == 0 ? 0 : kept / total;
-        if (lane % 4 == 0)
-            lse[(long)batch * blocks * TILE + row + 8 * side] =
-                total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total);
-    }
-    STORE_ROWS(out, out_at, row, t, results, factor)
 }
 
 #else
@@ -265,11 +294,10 @@ __kernel GROUP void attention_forward(
 // With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
 // dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
-// Computes delta, and writes the tensor maps for the two other kernels.
-__kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 dout_at, __global const T *out,
+// Computes delta.
+__kernel GROUP void attention_delta(__global const T *dout, const long4 dout_at, __global const T *out,
                                     const long4 out_at, __global float *delta, const int batches, const int inner,
                                     const int t) {
-    if (get_group_id(0) == 0) WRITE_MAPS();
     const int padded = (t + TILE - 1) / TILE * TILE, lane = get_local_id(0) % 8;
     const long at = get_global_id(0) / 8;
     const int batch = at / padded, row = at % padded;
@@ -301,9 +329,7 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
 #define ROWS_AT (STAGES_AT + STAGES * STAGE_BYTES)
 #define BARRIERS_AT (ROWS_AT + STAGES * 2 * ROW_BYTES)
 #define LOCAL_BYTES (BARRIERS_AT + BARRIERS_BYTES + 8)
-#define LOAD_OWN(one, other, first) { \
-        map_acquire(maps), map_acquire(maps + 16), map_acquire(maps + 32), map_acquire(maps + 48); \
-        MAKE_BARRIERS(); \
+#define LOAD_OWN_TILES(one, other) { \
         mbarrier_expect(OWN_FULL, 2 * TILE_BYTES); \
         tile_load(local_at, maps, one, walks, first, in_outer, outer, OWN_FULL); \
         tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, OWN_FULL); \
@@ -329,8 +355,10 @@ __kernel GROUP void attention_delta(MAPPED, __global const T *dout, const long4 
         tma_load_bytes(at, ((second) ? delta : lse) + (long)batch * padded + query, ROW_BYTES, full); \
     }
 
+#define LOAD_OWN() LOAD_OWN_TILES(1, 2)
+
 __kernel GROUP void attention_backward_kv(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
+    MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
     const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -338,80 +366,79 @@ __kernel GROUP void attention_backward_kv(
     GROUPS_HELD(GROUPS_KEYS);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
-    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
-    const int padded = (t + TILE - 1) / TILE * TILE, first = get_group_id(0) / batches * TILE;
+    const int padded = (t + TILE - 1) / TILE * TILE;
     const int ahead = causal ? s - t : s;  // queries from j - ahead on attend to key j
-    const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
-    const int row = first + warp * 16 + lane / 4;
     const uint local_at = local_address(memory);
-    mask += start_of(mask_at, batch, inner);
-    if (me == 0) {
-        LOAD_OWN(1, 2, first);
-        LOAD_FIRST();
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-
-    float dks[RESULTS], dvs[RESULTS];
-    UNROLL for (int i = 0; i < RESULTS; i++) dks[i] = dvs[i] = 0;
-    mbarrier_wait(OWN_FULL, 0);
-    for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = opaque(local_at);
-        const uint queries = own + STAGES_AT + stage * STAGE_BYTES;
-        const uint rows = local_at + ROWS_AT + stage * 2 * ROW_BYTES + lane % 4 * 8;
-        const int query = (from + tile) * TILE, column = query + lane % 4 * 2;
-        float p[SCORES], dz[SCORES];
-        WAIT_FOR(0);
-        PRODUCTS_OF_TILES(p, dz, own, queries);
-        APPLY_MASK(p, column, row, 1)
-        UNROLL for (int j = 0; j < SCORES / 4; j++) {
-            const float2 row_lse = local_load_2(rows + j * 32);
-            UNROLL for (int i = 0; i < 4; i++)
-                p[4 * j + i] =
-                    exp2_approx(fma(p[4 * j + i], UNIT, -(i % 2 ? row_lse.y : row_lse.x)));
-        }
-        if (first + TILE - 1 > query + ahead)
-            EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
-        uint weights[TERMS][TILE / 16][4], changes[TERMS][TILE / 16][4];
+    PREPARE()
+    uint before = 0;
+    EACH_BLOCK(s) {
+        FIND_BLOCK();
+        const int first = block * TILE, row = first + warp * 16 + lane / 4;
+        const int from = MAX(first - ahead, 0) / TILE, tiles = MAX(padded / TILE - from, 0);
+        LOAD_BLOCK()
+        float dks[RESULTS], dvs[RESULTS];
+        UNROLL for (int i = 0; i < RESULTS; i++) dks[i] = dvs[i] = 0;
+        WAIT_FOR_OWN();
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint stage = STAGE, own = opaque(local_at);
+            const uint queries = own + STAGES_AT + stage * STAGE_BYTES;
+            const uint rows = local_at + ROWS_AT + stage * 2 * ROW_BYTES + lane % 4 * 8;
+            const int query = (from + tile) * TILE, column = query + lane % 4 * 2;
+            float p[SCORES], dz[SCORES];
+            WAIT_FOR(0);
+            PRODUCTS_OF_TILES(p, dz, own, queries);
+            APPLY_MASK(p, column, row, 1)
+            UNROLL for (int j = 0; j < SCORES / 4; j++) {
+                const float2 row_lse = local_load_2(rows + j * 32);
+                UNROLL for (int i = 0; i < 4; i++)
+                    p[4 * j + i] =
+                        exp2_approx(fma(p[4 * j + i], UNIT, -(i % 2 ? row_lse.y : row_lse.x)));
+            }
+            if (first + TILE - 1 > query + ahead)
+                EACH_SCORE if (row + ROW_OF(i) > column + COLUMN_OF(i) + ahead) p[i] = 0;
+            uint weights[TERMS][TILE / 16][4], changes[TERMS][TILE / 16][4];
 #if DROPOUT
-        uint staying = 0;
-        EACH_SCORE {
-            const ulong index = ((ulong)batch * t + column + COLUMN_OF(i)) * s + row + ROW_OF(i);
-            staying |= (uint)survives(index, dropout) << i;
-        }
-        float z[SCORES];
-        EACH_SCORE z[i] = staying >> i & 1 ? p[i] : 0;
-        pack(weights, z);
+            uint staying = 0;
+            EACH_SCORE {
+                const ulong index = ((ulong)batch * t + column + COLUMN_OF(i)) * s + row + ROW_OF(i);
+                staying |= (uint)survives(index, dropout) << i;
+            }
+            float z[SCORES];
+            EACH_SCORE z[i] = staying >> i & 1 ? p[i] : 0;
+            pack(weights, z);
 #else
-        pack(weights, p);
+            pack(weights, p);
 #endif
-        WGMMA_WAIT(0);
+            WGMMA_WAIT(0);
 #if DROPOUT
-        EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
+            EACH_SCORE dz[i] = staying >> i & 1 ? dz[i] * kept : 0;
 #endif
-        UNROLL for (int j = 0; j < SCORES / 4; j++) {
-            const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
-            UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] - (i % 2 ? row_delta.y : row_delta.x);
-        }
+            UNROLL for (int j = 0; j < SCORES / 4; j++) {
+                const float2 row_delta = local_load_2(rows + ROW_BYTES + j * 32);
+                UNROLL for (int i = 0; i < 4; i++) p[4 * j + i] *= dz[4 * j + i] - (i % 2 ? row_delta.y : row_delta.x);
+            }
 #if APART  // dk first, because the next tile of queries is waited for first
-        pack(changes, p);
-        ADD_WEIGHTED(dks, changes, queries);
-        LOAD_NEXT(0);
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
+            pack(changes, p);
+            ADD_WEIGHTED(dks, changes, queries);
+            LOAD_NEXT(0);
+            ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
 #else
-        WGMMA_FENCE();
-        ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
-        WGMMA_COMMIT();
-        pack(changes, p);
-        WGMMA_FENCE();
-        ADD_WEIGHTED(dks, changes, queries);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
+            WGMMA_FENCE();
+            ADD_WEIGHTED(dvs, weights, queries + TILE_BYTES);
+            WGMMA_COMMIT();
+            pack(changes, p);
+            WGMMA_FENCE();
+            ADD_WEIGHTED(dks, changes, queries);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
 #endif
-        LOAD_NEXT(1);
+            LOAD_NEXT(1);
+        }
+        const float dk_factor[2] = {scale, scale}, dv_factor[2] = {kept, kept};
+        STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
+        STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
+        before += tiles;
     }
-    const float dk_factor[2] = {scale, scale}, dv_factor[2] = {kept, kept};
-    STORE_ROWS(dk, dk_at, row, s, dks, dk_factor)
-    STORE_ROWS(dv, dv_at, row, s, dvs, dv_factor)
 }
 
 // Computes dq: a work-group owns 64 queries.
@@ -425,8 +452,11 @@ __kernel GROUP void attention_backward_kv(
                   (number) * TILE, in_outer, outer, full); \
     }
 
+#undef LOAD_OWN
+#define LOAD_OWN() LOAD_OWN_TILES(0, 3)
+
 __kernel GROUP void attention_backward_q(
-    BEHIND_MAPS, __global const ulong *maps, const int walks, __global const MASK_T *mask,
+    MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
     const int causal, const float scale, STATE, const uint threshold, const float kept) {
@@ -434,66 +464,65 @@ __kernel GROUP void attention_backward_q(
     GROUPS_HELD(GROUPS_QUERIES);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
-    const int batch = get_group_id(0) % batches, outer = batch / inner, in_outer = batch % inner;
-    const int padded = (t + TILE - 1) / TILE * TILE, first = padded - TILE - (int)get_group_id(0) / batches * TILE;
+    const int padded = (t + TILE - 1) / TILE * TILE;
     const int ahead = causal ? s - t : s;
-    const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
-    const int row = first + warp * 16 + lane / 4;
     const uint local_at = local_address(memory);
-    mask += start_of(mask_at, batch, inner);
-    if (me == 0) {
-        LOAD_OWN(0, 3, first);
-        LOAD_FIRST();
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-
-    float dqs[RESULTS], row_lse[2], row_delta[2];
-    UNROLL for (int i = 0; i < RESULTS; i++) dqs[i] = 0;
-    UNROLL for (int side = 0; side < 2; side++) {
-        row_lse[side] = lse[(long)batch * padded + row + 8 * side];
-        row_delta[side] = delta[(long)batch * padded + row + 8 * side];
-    }
-    mbarrier_wait(OWN_FULL, 0);
-    for (int tile = 0; tile < tiles; tile++) {
-        const uint stage = tile % STAGES, own = opaque(local_at);
-        const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
-        const int column = tile * TILE + lane % 4 * 2;
-        float p[SCORES], dz[SCORES];
-#if APART  // v first, because the next tile of keys is loaded last
-        WAIT_FOR(1);
-        WGMMA_FENCE();
-        PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
-        WGMMA_COMMIT();
-        WAIT_FOR(0);
-        PRODUCTS(p, own, keys);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
-        LOAD_NEXT(1);
-#else
-        WAIT_FOR(0);
-        PRODUCTS_OF_TILES(p, dz, own, keys);
-#endif
-        APPLY_MASK(p, row, column, 0)
-        EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
-        if (tile * TILE + TILE > MIN(first + ahead + 1, s))
-            EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
-        WGMMA_WAIT(0);
-#if DROPOUT
-        EACH_SCORE {
-            const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
-            dz[i] = survives(index, dropout) ? dz[i] * kept : 0;
+    PREPARE()
+    uint before = 0;
+    EACH_BLOCK(t) {
+        FIND_BLOCK();
+        const int first = padded - TILE - block * TILE, row = first + warp * 16 + lane / 4;
+        const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
+        LOAD_BLOCK()
+        float dqs[RESULTS], row_lse[2], row_delta[2];
+        UNROLL for (int i = 0; i < RESULTS; i++) dqs[i] = 0;
+        UNROLL for (int side = 0; side < 2; side++) {
+            row_lse[side] = lse[(long)batch * padded + row + 8 * side];
+            row_delta[side] = delta[(long)batch * padded + row + 8 * side];
         }
+        WAIT_FOR_OWN();
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint stage = STAGE, own = opaque(local_at);
+            const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
+            const int column = tile * TILE + lane % 4 * 2;
+            float p[SCORES], dz[SCORES];
+#if APART  // v first, because the next tile of keys is loaded last
+            WAIT_FOR(1);
+            WGMMA_FENCE();
+            PRODUCTS(dz, own + TILE_BYTES, keys + TILE_BYTES);
+            WGMMA_COMMIT();
+            WAIT_FOR(0);
+            PRODUCTS(p, own, keys);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            LOAD_NEXT(1);
+#else
+            WAIT_FOR(0);
+            PRODUCTS_OF_TILES(p, dz, own, keys);
 #endif
-        EACH_SCORE p[i] *= dz[i] - row_delta[ROW_OF(i) / 8];
-        uint changes[TERMS][TILE / 16][4];
-        pack(changes, p);
-        WGMMA_FENCE();
-        ADD_WEIGHTED(dqs, changes, keys);
-        WGMMA_COMMIT();
-        WGMMA_WAIT(0);
-        LOAD_NEXT(0);
+            APPLY_MASK(p, row, column, 0)
+            EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
+            if (tile * TILE + TILE > MIN(first + ahead + 1, s))
+                EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;
+            WGMMA_WAIT(0);
+#if DROPOUT
+            EACH_SCORE {
+                const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
+                dz[i] = survives(index, dropout) ? dz[i] * kept : 0;
+            }
+#endif
+            EACH_SCORE p[i] *= dz[i] - row_delta[ROW_OF(i) / 8];
+            uint changes[TERMS][TILE / 16][4];
+            pack(changes, p);
+            WGMMA_FENCE();
+            ADD_WEIGHTED(dqs, changes, keys);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            LOAD_NEXT(0);
+        }
+        const float factor[2] = {scale, scale};
+        STORE_ROWS(dq, dq_at, row, t, dqs, factor)
+        before += tiles;
     }
-    const float factor[2] = {scale, scale};
-    STORE_ROWS(dq, dq_at, row, t, dqs, factor)
 }
 #endif

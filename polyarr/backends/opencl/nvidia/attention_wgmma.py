@@ -54,21 +54,29 @@ OCCUPANCY = {
 
 
 class Plan(NamedTuple):
-    """Kernels, and the tensor maps without addresses; walks says which leading axes the arrays have."""
+    """Kernels, and the tensor maps without addresses.
+
+    Attributes:
+        program: The compiled kernels.
+        plans: The tensor maps without addresses, on the device.
+        maps: Memory of the work-groups' tensor maps.
+        walks: Bits that say which leading axes the arrays have.
+        units: The device's multiprocessors.
+    """
 
     program: Program
     plans: Any
     maps: Any
     walks: int
+    units: int
 
     def forward(self, device: Device, call: Call, out: Buffer) -> Buffer:
         """Write out, and return the base-2 log-sum-exp of each row, in rows of whole tiles."""
         p, program, terms = call.problem, self.program, split(device, call, self.walks)
         lse = device.empty(Spec((p.batch, _padded(p.t)), float32))
-        program.attention_maps((ITEMS,), (ITEMS,), *self._addressed(call, terms))
         results = out.memory, call.at[4], lse.memory
         shared = self._shared(call, terms)
-        program.attention_forward(_work(p, p.t), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+        program.attention_forward(self._work(p, p.t, 0), (ITEMS,), *shared, *results, p.batch, *call.numbers)
         return lse
 
     def backward(
@@ -80,29 +88,26 @@ class Plan(NamedTuple):
         delta, terms = device.empty(Spec(lse.shape, float32)), split(device, call, self.walks)
         inputs = call.inputs[4].memory, at[4], out.memory, at[5], delta.memory, p.batch, p.inner, p.t
         items = -(-lse.size * 8 // ITEMS) * ITEMS
-        program.attention_delta((items,), (ITEMS,), *self._addressed(call, terms), *inputs)
+        program.attention_delta((items,), (ITEMS,), *inputs)
         shared = *self._shared(call, terms), lse.memory, delta.memory
         if any(wanted[1:3]):
             results = dk.memory, at[7], dv.memory, at[8]
-            program.attention_backward_kv(_work(p, p.s), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+            program.attention_backward_kv(self._work(p, p.s, 1), (ITEMS,), *shared, *results, p.batch, *call.numbers)
         if wanted[0]:
-            program.attention_backward_q(_work(p, p.t), (ITEMS,), *shared, dq.memory, at[6], p.batch, *call.numbers)
+            results = dq.memory, at[6]
+            program.attention_backward_q(self._work(p, p.t, 2), (ITEMS,), *shared, *results, p.batch, *call.numbers)
 
-    def _addressed(self, call: Call, terms: list[Any]) -> Iterator[Any]:
+    def _shared(self, call: Call, terms: list[Any]) -> Iterator[Any]:
+        """Yield the arguments with which all kernels but attention_delta begin."""
+        mask = call.inputs[3]
         yield from (self.plans, self.maps)
-        for behind in self._behind_maps(call, terms):
-            yield from behind
+        for operand in padded([(x, 0) for x in terms]) if terms else [(x.memory, x.offset) for x in tensors(call)]:
+            yield from operand
+        yield from (self.walks, mask.memory, call.at[3], mask.strides[-1])
 
-    def _behind_maps(self, call: Call, terms: list[Any]) -> list[tuple[Any, int]]:
-        return padded([(x, 0) for x in terms]) if terms else [(x.memory, x.offset) for x in tensors(call)]
-
-    def _shared(self, call: Call, terms: list[Any]) -> tuple[Any, ...]:
-        mask, behind = call.inputs[3], (memory for memory, _ in self._behind_maps(call, terms))
-        return *behind, self.maps, self.walks, mask.memory, call.at[3], mask.strides[-1]
-
-
-def _work(p: Problem, rows: int) -> tuple[int]:
-    return (_padded(rows) // TILE * p.batch * ITEMS,)
+    def _work(self, p: Problem, rows: int, kernel: int) -> tuple[int]:
+        """Return the work-items of a kernel: as many work-groups as the device holds, or as there are blocks."""
+        return (min(_padded(rows) // TILE * p.batch, self.units * _occupancy(p)[0][kernel]) * ITEMS,)
 
 
 def _padded(rows: int) -> int:
@@ -139,9 +144,14 @@ def plan(device: Device, p: Problem) -> Plan | None:
 
 
 def _macros(p: Problem) -> dict[str, Any]:
-    held = zip(("GROUPS", "STAGES"), OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128], strict=True)
+    held = zip(("GROUPS", "STAGES"), _occupancy(p), strict=True)
     counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
     return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "TERMS": p.terms, **counts}
+
+
+def _occupancy(p: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return the work-groups per multiprocessor and the stages of each kernel."""
+    return OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128]
 
 
 def _stored(p: Problem) -> np.dtype:
@@ -149,11 +159,13 @@ def _stored(p: Problem) -> np.dtype:
     return p.dtype if p.terms == 1 else bfloat16
 
 
-def _planned(device: Device, p: Problem) -> Plan:
+def _planned(device: Device, p: Problem, units: int | None = None) -> Plan:
+    """Plan for the work-groups of so many multiprocessors, or else of all: the fewer, the more blocks has each."""
     steps = [struct.unpack("3q", packed) for packed in p.layouts]
     plans = [_map(p, *found) for found in zip(steps, batches(p), strict=True)]
     program = device.build(VARIANT.stem, **_macros(p))
-    return Plan(program, device.upload(np.concatenate(padded(plans))).memory, device.plans[_maps](), walks(p))
+    plans_there = device.upload(np.concatenate(padded(plans))).memory
+    return Plan(program, plans_there, device.plans[_maps](), walks(p), units or device.features.compute_units)
 
 
 def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], int]) -> np.ndarray:
@@ -168,8 +180,9 @@ def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], 
 
 
 def _maps(device: Device) -> Any:
-    """Allocate the memory in which kernels complete the tensor maps with addresses."""
-    return device.empty_words(2 * ARRAYS * WORDS)
+    """Allocate the memory in which work-groups complete the tensor maps with addresses."""
+    groups = max(max(held) for held, _ in OCCUPANCY.values()) * device.features.compute_units
+    return device.empty_words(2 * ARRAYS * WORDS * groups)
 
 
 # ---- the check of a program, and the trial -----------------------------------------------------------------------
@@ -192,7 +205,7 @@ def _check(device: Device, p: Problem) -> None:
         else:
             expected = _expected(p, arrays, causal)
         with device.guarded():
-            found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device))
+            found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device, units=1))
         for name, ours, theirs in zip(PASSES[p.is_backward], found, expected, strict=True):
             relative = SPLIT_ERROR[p.terms] if p.terms > 1 else ERROR * RELATIVE[p.dtype]
             error, most = np.abs(ours.astype(float) - theirs).max(), relative * np.abs(theirs).max()
