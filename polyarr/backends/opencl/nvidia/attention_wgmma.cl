@@ -53,8 +53,7 @@
 #define LOG2_E 1.4426950408889634f
 #define GROUP __attribute__((reqd_work_group_size(128, 1, 1)))
 
-// Write the work-group's tensor maps with addresses, and acquire them; each of the four warps does one. The fourth array
-// is dout.
+// Write the work-group's tensor maps with addresses; each of the four warps does one. The fourth array is dout.
 #define MAPPED \
     __global const ulong *plans, __global ulong *maps, __global const T *q, const long q_start, \
         __global const T *k, const long k_start, __global const T *v, const long v_start, __global const T *g, \
@@ -66,7 +65,6 @@ INLINE void make_maps(MAPPED) {
                           : warp == 2 ? (ulong)(v + v_start)
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
-    if (lane == 0) map_acquire(maps + warp * 16);
 }
 // What a kernel does before its first block.
 #define PREPARE() { \

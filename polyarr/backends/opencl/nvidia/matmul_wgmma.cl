@@ -180,8 +180,6 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps,
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
     uint stage = 0, phase = 1;
-    map_acquire(maps);
-    map_acquire(maps + 16);
     while (next_piece(a, &walk, &piece)) {
         Boxes boxes;
         boxes_find(&boxes, images, entries, piece.row, piece.column);
@@ -229,8 +227,6 @@ INLINE void copy_in(const Numbers *a, uint local_at, __global const ulong *maps)
     Walk walk = walk_of(a, get_group_id(0));
     Piece piece;
     uint stage = 0, phase = 1;
-    map_acquire(maps);
-    map_acquire(maps + 16);
     while (next_piece(a, &walk, &piece)) {
         const int outer = piece.matrix / a->inner, inner = piece.matrix % a->inner;
         const int x_inner = inner * a->x_inner, y_inner = inner * a->y_inner;
@@ -437,10 +433,6 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     int buffer = 0;
     Walk walk = walk_of(&a, group);
     Piece piece;
-    if (first && ALIGNED) {
-        map_acquire(own_maps + 32);
-        if (SAVE) map_acquire(own_maps + 48);
-    }
 #if TURNS
     uint turn = 0;
 #endif

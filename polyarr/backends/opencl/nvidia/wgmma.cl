@@ -45,14 +45,13 @@ INLINE void mbarrier_wait(uint at, uint phase) {
 
 // ---- tensor maps and TMA ----------------------------------------------------------------------------------------
 
-// Write a tensor map, of which each of the first 16 lanes of a warp holds a word; see tensor_map.py.
+// Write a tensor map, of which each of the first 16 lanes of a warp holds a word (see tensor_map.py), and acquire it for
+// the work-group, which may use it after its next barrier.
 INLINE void map_write(__global ulong *map, int lane, ulong word) {
     if (lane < 16) map[lane] = word;
     asm volatile("bar.warp.sync -1;" ::: "memory");
     asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
-}
-INLINE void map_acquire(__global const ulong *map) {
-    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+    if (lane == 0) asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
 // Load the TMA tile whose first element is (column, row, inner, outer) into local memory; the barrier receives its
