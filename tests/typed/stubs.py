@@ -50,6 +50,11 @@ RESULTS = {  # that are not one array
     "astype_all": "tuple[Array, ...]",
     "sgd": "tuple[tuple[Array, ...], ...]", "adamw": "tuple[tuple[Array, ...], ...]",
 }  # fmt: skip
+SHARED = {  # signatures of many ops, each of which is a class that these ops are declared by
+    "(x: Array) -> Array": "_Unary",
+    "(x: Array | float, y: Array | float) -> Array": "_Binary",
+    "(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array": "_Reduction",
+}
 PLAIN = {  # the methods that are not an op and do not say it themselves
     "__eq__": "(self, y: object, /) -> Array: ...  # type: ignore[override]",
     "__ne__": "(self, y: object, /) -> Array: ...  # type: ignore[override]",
@@ -80,13 +85,17 @@ class _Op(Op, Generic[P, R]):
 
 def _op(face: Callable[P, R]) -> _Op[P, R]: ...
 '''
+OPS_HEAD += "".join(
+    f"\nclass {name}(Op):\n    def __call__{signature.replace('(', '(self, ', 1)}: ...\n"
+    for signature, name in SHARED.items()
+)
 INNER_HEAD = '''"""The ops of inner.py, as type checkers see them."""
 # fmt: off
 
 from collections.abc import Sequence
 
 from polyarr.core.array import Array
-from polyarr.ops.catalogue import DType, _op
+from polyarr.ops.catalogue import DType, _Binary, _op, _Unary
 '''
 METHODS_HEAD = '''"""Methods that polyarr.ops gives to Array, for type checkers; no program meets this class."""
 
@@ -120,7 +129,8 @@ def _functions(module: ModuleType) -> str:
 
 
 def _function(op: Op) -> str:
-    return f"@_op\ndef {op.name}({', '.join(_arguments(op))}) -> {RESULTS.get(op.name, 'Array')}: ..."
+    signature = f"({', '.join(_arguments(op))}) -> {RESULTS.get(op.name, 'Array')}"
+    return f"{op.name}: {SHARED[signature]}" if signature in SHARED else f"@_op\ndef {op.name}{signature}: ..."
 
 
 # ---- the arguments of an op --------------------------------------------------------------------------------------
