@@ -27,6 +27,7 @@ LAYERS = {
     "polyarr.core.names": 0,
     "polyarr.extras": 0,
     "polyarr.files": 0,
+    "polyarr.atomic": 0,
     "polyarr.schema": 0,
     "polyarr.settings": 0,
     "polyarr.core.tuning": 0,
@@ -76,7 +77,7 @@ READERS = {
 }  # fmt: skip
 MAY_READ = {
     "polyarr.files": "the guarded reader itself",
-    "polyarr.saving.atomic": "temporary files that it makes, and folders that it locks",
+    "polyarr.atomic": "temporary files that it makes, and folders that it locks",
     "polyarr.schema": "schemas of the package",
     "polyarr.text.library": "the sources of Python's standard library",
     "polyarr.text.corpus": "its own temporary file, by another descriptor",
@@ -93,7 +94,6 @@ MAY_READ = {
     "polyarr.backends.opencl.runtime.pocl": "/proc/cpuinfo and /proc/self/mem",
     "polyarr.backends.opencl.runtime.source": "kernels of the package",
     "polyarr.backends.opencl.runtime.caches": "its own entries, which it made and checks",
-    "polyarr.backends.opencl.tuning.tuned": "a folder that it locks",
     "polyarr.backends.opencl.tuning.tuning": "a table of the package",
 }
 MAX_FILE, MAX_FUNCTION = 600, 40

@@ -56,9 +56,9 @@ if platform == "win32":
 assert len(load_all()) > 200
 
 import polyarr as pa
+from polyarr import atomic
 from polyarr.backends.opencl.runtime import caches
 from polyarr.cli import main
-from polyarr.saving import atomic
 from polyarr.text.chat import ChatTemplate
 from polyarr.text.sandbox import Sandbox
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from polyarr.atomic import write_whole
 from polyarr.cli.output import escaped, print_json
-from polyarr.saving.atomic import write_whole
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.sources import FIELD, read_pieces

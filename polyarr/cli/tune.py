@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
+from polyarr.atomic import write_whole
 from polyarr.cli.output import print_json, print_table
 from polyarr.cli.train import choose_backend
 from polyarr.core.current import get_backend
 from polyarr.core.tuning import Kept, Tuning, Work
 from polyarr.extras import extra
 from polyarr.files import read_regular
-from polyarr.saving.atomic import write_whole
 from polyarr.training import PRESETS
 from polyarr.training.recipes import COMPUTED
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.atomic import write_whole
 from polyarr.contents.contents import Contents, Tensor
 from polyarr.contents.statistics import histogram
 from polyarr.extras import extra
-from polyarr.saving.atomic import write_whole
 
 BINS = 60
 MAX_HISTOGRAMS = 300  # histograms in a picture

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import creation
+from polyarr.atomic import write_whole
 from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG as MODEL_CONFIG
@@ -20,7 +21,6 @@ from polyarr.models.formats import Format, fitting_formats, format_of
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import Linear, LoRALinear
 from polyarr.nn.lora import replaced
-from polyarr.saving.atomic import write_whole
 from polyarr.saving.tensor_file import Source, write_arrays
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from polyarr.atomic import written_whole
 from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, float16, float32, int8
 from polyarr.extras import extra
@@ -19,7 +20,6 @@ from polyarr.models.gpt import GPTConfig
 from polyarr.models.pretrained import rows_of_parts, sources
 from polyarr.nn import QuantizedLinear, merge_lora
 from polyarr.nn.quantised import quantized_layers
-from polyarr.saving.atomic import written_whole
 from polyarr.saving.gguf_file import GGUFEntry
 from polyarr.saving.tensor_file import Source, finite
 from polyarr.text import SubwordTokenizer, Tokenizer

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import creation
+from polyarr.atomic import write_whole
 from polyarr.core.array import Array
 from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, as_dtype, float16, float32, float64, int8, uint8
@@ -27,15 +28,14 @@ from polyarr.models.formats.packed import PackedTensor, with_packed
 from polyarr.nn import QuantizedLinear, merge_lora, shapes_only
 from polyarr.nn.quantised import quantized_layers, with_codes
 from polyarr.ops.quantized import QUANTIZED_BLOCK
-from polyarr.saving.atomic import write_whole
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, source_of, write_arrays
 
 KEPT = ("Q8_0", "Q4_0")  # types of GGUF that QuantizedLinear has
 _ARRAYS_OF_CODES = ("codes", "scale")  # arrays of a QuantizedLinear in place of the weight
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
-_MAX_LISTED = 3  # names listed in an error
 _MAX_REASON = 300  # characters of an error's reason
+_MAX_LISTED = 3  # names listed in an error
 
 
 class StoredTensor(NamedTuple):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from polyarr.atomic import write_whole
 from polyarr.autograd import transforms
 from polyarr.capture.observed import step_call
 from polyarr.core import watch
@@ -18,7 +19,6 @@ from polyarr.core.watch import Call
 from polyarr.profiling.memory import recording_makers
 from polyarr.profiling.perfetto import trace_of
 from polyarr.profiling.summary import Row, Timed, decompositions, kernels, ops, table_of
-from polyarr.saving.atomic import write_whole
 
 UNREAD = 2**14  # launches whose times are queried later, when they have finished, so that the host does not wait
 

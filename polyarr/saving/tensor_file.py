@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from polyarr.atomic import written_whole
 from polyarr.core.array import Array
 from polyarr.core.dlpack import view_of
 from polyarr.core.spec import Spec, bfloat16
 from polyarr.files import HeldFile
-from polyarr.saving.atomic import written_whole
 from polyarr.schema import loaded_json
 
 CODES = {"BF16": bfloat16, "BOOL": np.bool_, "C64": np.complex64} | {

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.atomic import alone_in, write_whole, written_whole
 from polyarr.files import HeldFile, read_regular
-from polyarr.saving.atomic import alone_in, write_whole, written_whole
 from polyarr.schema import in_one_line, parsed_json
 from polyarr.text.corpus import (
     VALIDATION,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr import creation, tree
+from polyarr.atomic import sync_folder
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec, float32, float64
 from polyarr.distributed import World
@@ -21,7 +22,6 @@ from polyarr.models.pretrained import largest_first
 from polyarr.nn import shapes_only
 from polyarr.nn.quantised import with_codes
 from polyarr.optim import AdamW, LossScale
-from polyarr.saving.atomic import sync_folder
 from polyarr.saving.tensor_file import Source, TensorFile, finite, source_of, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict

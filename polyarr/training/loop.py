@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from polyarr import creation, ops
+from polyarr.atomic import alone_in, share
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
-from polyarr.saving.atomic import alone_in, share
 from polyarr.training.checkpoint import NotFiniteError, check, remove_ahead, remove_old, save_checkpoint, thin_out
 from polyarr.training.data import prefetched
 from polyarr.training.divergence import DivergenceError, explained

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from polyarr.atomic import write_whole
 from polyarr.files import append_to, open_regular, read_regular
-from polyarr.saving.atomic import write_whole
 from polyarr.training.files import METRICS
 
 Row = dict[str, Any]

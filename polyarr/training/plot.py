@@ -3,8 +3,8 @@
 import io
 from pathlib import Path
 
+from polyarr.atomic import write_whole
 from polyarr.extras import extra
-from polyarr.saving.atomic import write_whole
 
 Points = list[tuple[int, float]]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.atomic import alone_in, write_whole
 from polyarr.core.current import use_backend
 from polyarr.models.adapters import load_adapters, save_adapters
 from polyarr.models.decoder import LanguageModel
@@ -18,7 +19,6 @@ from polyarr.models.families import settings_of
 from polyarr.models.gguf import save_gguf
 from polyarr.models.pretrained import load_pretrained, save_pretrained
 from polyarr.nn import merge_lora
-from polyarr.saving.atomic import alone_in, write_whole
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from polyarr.text.special import special_tokens_of

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from polyarr.atomic import write_whole
 from polyarr.core.current import get_backend
 from polyarr.profiling import profile
-from polyarr.saving.atomic import write_whole
 from polyarr.training.files import PROFILE
 
 WARM_UP = 3  # steps that capture the training step, record its launches, and bind them

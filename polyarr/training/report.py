@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from polyarr.atomic import write_whole
 from polyarr.extras import extra
 from polyarr.files import read_regular
-from polyarr.saving.atomic import write_whole
 from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
 from polyarr.training.files import PROFILE, REPORT, newest, path_of

@@ -3,12 +3,8 @@
 An entry is used only if all of these are unchanged, and after its parameters were checked once on this driver.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, is_dataclass
@@ -18,7 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyopencl as cl
+from platformdirs import user_config_dir
 
+from polyarr.atomic import alone_in, write_whole
 from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.plans import Plans
@@ -28,15 +26,7 @@ from polyarr.backends.opencl.runtime.variants import Verdicts
 from polyarr.core.errors import BackendError
 from polyarr.core.tuning import Kept, Work
 from polyarr.files import read_regular
-
-if sys.platform == "win32":  # where of two concurrent writes one is lost
-    fcntl = None
-else:
-    import fcntl
-try:
-    from platformdirs import user_config_dir
-except ImportError:  # then there is no user file
-    user_config_dir = None
+from polyarr.schema import loaded_json
 
 KEY = "tuned"  # of the list in the file
 _MAX_FILE = 2**26  # bytes
@@ -263,9 +253,9 @@ def diagnose(device: Device) -> list[tuple[str, str]]:
 # ---- the file --------------------------------------------------------------------------------------------------
 
 
-def user_file() -> Path | None:
-    """Return the path of the user file; None without platformdirs."""
-    return Path(user_config_dir("polyarr"), "tuned.json") if user_config_dir else None
+def user_file() -> Path:
+    """Return the path of the user file."""
+    return Path(user_config_dir("polyarr"), "tuned.json")
 
 
 def read_user_file() -> list[Entry]:
@@ -276,12 +266,9 @@ def read_user_file() -> list[Entry]:
         OSError: It cannot be read.
     """
     file = user_file()
-    if file is None or not file.exists():
+    if not file.exists():
         return []
-    try:
-        whole = json.loads(read_regular(file, _MAX_FILE))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    whole = loaded_json(read_regular(file, _MAX_FILE))
     return entries_of(whole.get(KEY) if isinstance(whole, dict) else None)
 
 
@@ -310,41 +297,14 @@ def change(entries: list[Entry], without: tuple[str, ...] | None = None) -> None
         OSError: It cannot be read or written.
     """
     file = user_file()
-    if file is None:
-        raise OSError("there is nowhere to keep what was measured: pip install platformdirs")
     gone = {entry.what for entry in entries} | {without}
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(file.parent):
+    with alone_in(file.parent, None):
         before = read_user_file()
         after = [entry for entry in before if entry.what not in gone] + entries
         if after != before:
-            _write(file, after)
+            write_whole(file, json.dumps({KEY: [entry._asdict() for entry in after]}, indent=1).encode())
     _read_once.cache_clear()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Context that excludes other processes and threads."""
-    if fcntl is None:
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _write(file: Path, entries: list[Entry]) -> None:
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, prefix=file.name, delete=False) as new:
-        try:
-            json.dump({KEY: [entry._asdict() for entry in entries]}, new, indent=1)
-            new.close()
-            os.replace(new.name, file)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise
 
 
 def diagnose_file() -> list[tuple[str, str]]:

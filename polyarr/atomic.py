@@ -90,10 +90,14 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, work: str) -> Iterator[None]:
+def alone_in(folder: Path, work: str | None) -> Iterator[None]:
     """Lock a folder against other processes that do the same kind of work; each would remove the files of the other.
 
     The lock ends with the process, however it ends. A file system without locks is not locked.
+
+    Args:
+        folder: The folder.
+        work: Name of the work in the error; None: wait until no other process works in the folder.
 
     Raises:
         OSError: Another process works in the folder.
@@ -104,7 +108,7 @@ def alone_in(folder: Path, work: str) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if work else 0))
         except BlockingIOError:
             reason = f"another {work} writes here; wait until it ends, or give another folder"
             raise OSError(errno.EBUSY, reason, str(folder)) from None
