@@ -30,11 +30,11 @@ from polyarr.nn.quantised import quantized_layers, with_codes
 from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, source_of, write_arrays
+from polyarr.schema import in_one_line
 
 KEPT = ("Q8_0", "Q4_0")  # types of GGUF that QuantizedLinear has
 _ARRAYS_OF_CODES = ("codes", "scale")  # arrays of a QuantizedLinear in place of the weight
 DTYPES = ("F64", "F32", "F16", "BF16")  # dtypes of stored weights that are read
-_MAX_REASON = 300  # characters of an error's reason
 _MAX_LISTED = 3  # names listed in an error
 
 
@@ -137,9 +137,7 @@ def errors_with_path(op: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        short = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
-        raise PretrainedError(f"{op}: {path}: {short}") from error
+        raise PretrainedError(f"{op}: {path}: {in_one_line(error)}") from error
 
 
 def _tensors(path: Path) -> Tensors:

@@ -1,6 +1,5 @@
 """The protocol of tokenizers, and loading tokenizers of all kinds."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from polyarr.files import read_regular
 from polyarr.saving.gguf_file import is_gguf
+from polyarr.schema import loaded_json
 from polyarr.text.characters import CharTokenizer
 from polyarr.text.chat import ChatTemplate
 from polyarr.text.gguf import load_gguf_tokenizer
@@ -215,10 +215,7 @@ def same_tokens(one: Tokenizer, other: Tokenizer) -> bool:
 def _loaded(text: str, chat: ChatTemplate | None, special: SpecialTokens) -> Tokenizer:
     if '"kind"' not in text[:20]:
         return SubwordTokenizer(text, chat=chat, special=special)
-    try:
-        return tokenizer_from_dict(json.loads(text))
-    except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
+    return tokenizer_from_dict(loaded_json(text))
 
 
 def _text(path: Path) -> str:
