@@ -302,8 +302,6 @@ def _check_table(file: TensorFile, name: str) -> None:
 
 def _metadata(file: TensorFile) -> dict[str, str]:
     found = file.metadata
-    if "optimizer_step" in found:
-        raise CheckpointError("a checkpoint of an earlier polyarr, in two files; train again, with --overwrite")
     if found.keys() != {"format", "info", "checksum"}:
         raise CheckpointError("no checkpoint: its metadata is not the format, info and checksum of one")
     if found["format"] != FORMAT:
