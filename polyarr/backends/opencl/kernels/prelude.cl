@@ -440,10 +440,7 @@ static inline ACC row_exponentials(__global const T *restrict x, size_t columns,
 #if defined(GROUP) && defined(BLOCK)
 #define BLOCK_GROUP __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 #define BLOCKS(n) (((n) + BLOCK - 1) / BLOCK)
-#define EACH_OF_BLOCK(i, block, n) \
-    for (size_t i = (size_t)(block) * BLOCK + get_local_id(0), end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); \
-         i < end; i += GROUP)
-// The same, VECTOR elements at a time: i is the first of a vector, and `end` may lie within it.
+// Loop over these elements, VECTOR at a time: i is the first of a vector, and `end` may lie within it.
 #define EACH_RUN_OF_BLOCK(i, block, n) \
     for (size_t i = (size_t)(block) * BLOCK + get_local_id(0) * VECTOR, \
                 end = MIN(((size_t)(block) + 1) * BLOCK, (size_t)(n)); i < end; i += GROUP * VECTOR)
