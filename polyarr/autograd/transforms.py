@@ -419,7 +419,8 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
     kept, results = tree.map(_snapshot, kept), tree.leaves(value)
 
     def pull(g: list) -> list:
-        full = [_zeros(o) if part is None else part for part, o in zip(g, results, strict=True)]
+        both = zip(g, results, strict=True)
+        full = [ops.zeros_like(o) if part is None and type(o) is Array else part for part, o in both]
         grads = _checked(backward(kept, tree.unflatten(value, full)), args)
         flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
         return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
@@ -481,10 +482,6 @@ def _is_tracked(leaf: Any) -> bool:
 def _is_tracked_here(leaf: Any) -> bool:
     """Return whether the tape within the innermost vmap records a leaf; one outside has nodes of its own."""
     return type(leaf) is Array and traced(leaf).node is not None
-
-
-def _zeros(leaf: Any) -> Array | None:
-    return ops.zeros_like(leaf) if type(leaf) is Array else None
 
 
 def _aligned(arg: Any, g: Any) -> list:

@@ -121,19 +121,14 @@ def _size(names: list[str], given: list[Any], axes: list[list[int | None]], axis
 def _lengths(names: list[str], given: list[Any], axes: list[list[int | None]]) -> Iterator[tuple[str, int]]:
     for name, a, each in zip(names, given, axes, strict=True):
         for (path, leaf), axis in zip(tree.items(a), each, strict=True):
-            if axis is None or not _takes_axis(leaf):
-                continue
+            if axis is None or not (isinstance(leaf, NUMBERS) or hasattr(leaf, "shape")):
+                continue  # a string or a function has no axis
             where = name + (f" at {'.'.join(map(str, path))}" if path else "")
             if type(leaf) is not Array:
                 raise BatchingError(f"vmap: {where} is {described(leaf)}; it must be an array, or have the axis None")
             if not -leaf.ndim <= axis < leaf.ndim:
                 raise BatchingError(f"vmap: {where} is {leaf.spec}; it has no axis {axis}, which in_axes names")
             yield where, leaf.shape[axis]
-
-
-def _takes_axis(leaf: Any) -> bool:
-    """Return whether a leaf is an array or a number, which have an axis; a string or a function has none."""
-    return isinstance(leaf, NUMBERS) or hasattr(leaf, "shape")
 
 
 def _backend(given: list[Any], axes: list[list[int | None]]) -> Backend:

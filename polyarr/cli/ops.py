@@ -32,7 +32,7 @@ def command(name: str | None, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "op": op.name,
-            "kind": _kind(op),
+            "kind": "primitive" if op.decomposition is None else "composed",
             **({"group": op.group} if op.group else {}),
             "on": {b.name: _how(op, b) for b in shown},
             **checked.get(op, {}),
@@ -52,10 +52,6 @@ def command(name: str | None, as_json: bool) -> None:
     for group in groups():
         names = ", ".join(row["op"] for row in rows if row.get("group") == group)
         click.echo(f"{group} ({names}): {', '.join(f'{offer(b, group)} by {b.name}' for b in shown)}")
-
-
-def _kind(op: Op) -> str:
-    return "primitive" if op.decomposition is None else "composed"
 
 
 def _how(op: Op, backend: Backend) -> str:

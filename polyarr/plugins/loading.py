@@ -184,14 +184,16 @@ class Loader:
     def names(self) -> list[str]:
         """Names of the backends known without loading more plugins, without those that failed."""
         offered = {spec.name for plugin in self.plugins for spec in plugin.backends}
-        return sorted(offered | {s.entry_point for s in self.sources if s not in self._loaded and _offers_backend(s)})
+        named = {s.backend for s in self.sources if s not in self._loaded and s.entry_point == s.backend}
+        return sorted(offered | named)
 
     def load(self, backend: str | None = None) -> None:
         """Load the plugins for a backend; None: all plugins."""
         new = [
             self._load(source)
             for source in self.sources
-            if source not in self._loaded and (backend in (None, source.backend) or _has_no_backend(source))
+            # A source without a backend, as with a misspelt name in POLYARR_PLUGINS, is never requested by name.
+            if source not in self._loaded and (backend in (None, source.backend) or not source.backend)
         ]
         for failure in filter(None, new):
             self.warn(failure)
@@ -268,15 +270,6 @@ class Loader:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, PluginWarning, stacklevel=2)
-
-
-def _has_no_backend(source: Source) -> bool:
-    """Return whether a source is never requested by name, as with a misspelt name in POLYARR_PLUGINS."""
-    return not source.backend
-
-
-def _offers_backend(source: Source) -> bool:
-    return source.entry_point == source.backend
 
 
 def is_made_from(plugin: Plugin, loaded: Any) -> bool:

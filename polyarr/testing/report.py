@@ -139,7 +139,8 @@ class Recorder:
             facts = tuple(_property(report, key) for key in Result._fields[:4])
             return facts if all(facts) else ()
         # A crashed worker sends no properties; the test id has the same facts.
-        names = "|".join(map(re.escape, sorted(self.names or _registered(), key=len, reverse=True)))
+        known = self.names or [row.name for row in _rows()]
+        names = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
         found = re.search(rf"::test_({'|'.join(LEVELS)})\[({names})-(backend|.+)-(.+)\]$", report.nodeid)
         return (found[2], found[1], found[3], found[4]) if found else ()
 
@@ -266,12 +267,8 @@ def _of_backend(name: str, results: list[Result], is_whole: bool, is_named: bool
         "distribution": next((row.distribution for row in _rows() if row.name == family_of(name)), ""),
         **_abilities(name, backend),
         "counts": {level: _counts(r for r in results if r.level == level) for level in LEVELS},
-        "results": [_without_backend(r) for r in results],
+        "results": [{k: v for k, v in r._asdict().items() if k != "backend"} for r in results],
     }
-
-
-def _without_backend(result: Result) -> dict[str, Any]:
-    return {key: value for key, value in result._asdict().items() if key != "backend"}
 
 
 def _exceptions(backend: Backend | None, results: list[Result]) -> list[str]:
@@ -328,10 +325,6 @@ def _quietly() -> Iterator[None]:
 def _rows() -> list:
     with _quietly():
         return status()
-
-
-def _registered() -> list[str]:
-    return [row.name for row in _rows()]
 
 
 def _started(name: str) -> tuple[Backend | None, str]:

@@ -89,7 +89,8 @@ class FirstRun:
                 except CaptureError:
                     self.recording.forget_from(recorded)
                 else:
-                    self.fixed_offsets |= set() if change is _same else _inputs_of_offsets(args)
+                    if change is not _same:  # the inputs on whose offsets those of these Buffers depend
+                        self.fixed_offsets |= {b.offset.of for b in buffers_in(args) if type(b.offset) is Offset}
                     return found
             self.recording = self._device.commands.recording = None
             self._values.update({slot: settled(value) for slot, value in self._values.items()})
@@ -116,11 +117,6 @@ def _same(value: Any) -> Any:
 def _with_offset(value: Any) -> Any:
     """Return a value whose offset, if it follows from an input's, is replaced by its current value."""
     return settled(value) if type(value) is Buffer and type(value.offset) is Offset else value
-
-
-def _inputs_of_offsets(value: Any) -> set[int]:
-    """Return the inputs on whose offsets those of these Buffers depend."""
-    return {b.offset.of for b in buffers_in(value) if type(b.offset) is Offset}
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
