@@ -1,6 +1,5 @@
 """Optimizers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -15,6 +14,7 @@ from polyarr.core.names import answer_attribute, answering
 from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64, shown
 from polyarr.ops.validation import number, within
+from polyarr.schedules import constant, warmup_cosine, warmup_linear
 
 __all__ = [
     "SGD", "Adam", "AdamW", "LossScale", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
@@ -400,94 +400,6 @@ def trainable(model: Any) -> dict[str, Array]:
         ['weight', 'bias']
     """
     return {name: a for name, a in tree.trainable(model).items() if type(a) is Array and a.dtype in FLOATS}
-
-
-# ---- schedules -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class constant:  # noqa: N801  called like a function, compares and prints as a value
-    """Schedule with the same learning rate at every step.
-
-    Args:
-        lr: Learning rate.
-
-    Examples:
-        >>> from polyarr import optim
-        >>> optim.constant(0.1)(500)
-        0.1
-    """
-
-    lr: float
-
-    def __call__(self, step: int) -> float:
-        return self.lr
-
-
-@dataclass(frozen=True)
-class _Warmup:
-    """Schedule that rises linearly from 0 to lr in `warmup` steps, then falls to min_lr at `steps`, where it stays."""
-
-    lr: float
-    warmup: int
-    steps: int
-    min_lr: float = 0.0
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if not isinstance(value, Number):
-                number(type(self).__name__, f.name, value)
-
-    def __call__(self, step: int) -> float:
-        if step < self.warmup:
-            return self.lr * (step + 1) / (self.warmup + 1)
-        progress = min(1.0, (step - self.warmup) / max(1, self.steps - self.warmup))
-        return self.min_lr + self._left(progress) * (self.lr - self.min_lr)
-
-    def _left(self, progress: float) -> float:
-        """Return the remaining part of the decay, from 1 to 0."""
-        raise TypeError(f"{type(self).__name__} is no schedule; take warmup_cosine or warmup_linear")
-
-
-class warmup_cosine(_Warmup):  # noqa: N801
-    """Schedule that rises linearly to lr in `warmup` steps, then falls along half a cosine to min_lr at `steps`.
-
-    Args:
-        lr: Learning rate after the warmup.
-        warmup: Number of steps of the warmup.
-        steps: Step at which min_lr is reached; it stays from there on.
-        min_lr: Learning rate at the end.
-
-    Examples:
-        >>> from polyarr import optim
-        >>> schedule = optim.warmup_cosine(1.0, warmup=1, steps=11)
-        >>> [round(schedule(step), 3) for step in (0, 1, 6, 11)]
-        [0.5, 1.0, 0.5, 0.0]
-    """
-
-    def _left(self, progress: float) -> float:
-        return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-class warmup_linear(_Warmup):  # noqa: N801
-    """Schedule that rises linearly to lr in `warmup` steps, then falls linearly to min_lr at `steps`.
-
-    Args:
-        lr: Learning rate after the warmup.
-        warmup: Number of steps of the warmup.
-        steps: Step at which min_lr is reached; it stays from there on.
-        min_lr: Learning rate at the end.
-
-    Examples:
-        >>> from polyarr import optim
-        >>> schedule = optim.warmup_linear(1.0, warmup=1, steps=11)
-        >>> [round(schedule(step), 3) for step in (0, 1, 6, 11)]
-        [0.5, 1.0, 0.5, 0.0]
-    """
-
-    def _left(self, progress: float) -> float:
-        return 1 - progress
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------
