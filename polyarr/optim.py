@@ -1,6 +1,6 @@
 """Optimizers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from polyarr.ops.validation import number, within
 from polyarr.schedules import constant, warmup_cosine, warmup_linear
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "LossScale", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
-    "constant", "loss_scale", "warmup_cosine", "warmup_linear",
+    "SGD", "Adam", "AdamW", "LossScale", "Muon", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
+    "constant", "hidden_matrices", "loss_scale", "warmup_cosine", "warmup_linear",
 ]  # fmt: skip
 
 Schedule = Callable[[int], float]
@@ -157,6 +157,7 @@ class Optimizer:
     loss_scale: LossScale | None = field(default=None, kw_only=True)
 
     moments = ()  # names of the states per parameter
+    elementwise = True  # whether a step computes each element of a parameter alone, but for the norm
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -188,9 +189,20 @@ class Optimizer:
             parameters.
         """
         params = trainable(model)
-        zeros = {m: {name: _zeros(p) for name, p in params.items()} for m in self.moments}
+        zeros = {m: {name: _zeros(p) for name, p in kept.items()} for m, kept in self.kept(params).items()}
         scale = {"loss_scale": self.loss_scale.init(next(iter(params.values()), None))} if self.loss_scale else {}
         return {"step": 0, **zeros, **scale}
+
+    def kept(self, params: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the parameters that have a state, for each of `moments`.
+
+        Args:
+            params: Arrays or Specs by dotted name.
+
+        Returns:
+            Dict of the names of `moments` to those of params that have one.
+        """
+        return dict.fromkeys(self.moments, params)
 
     def learning_rate(self, step: int | Array) -> float | Array:
         """Return the learning rate after `step` steps.
@@ -227,15 +239,16 @@ class Optimizer:
         if not params:
             return model, {**state, "step": state["step"] + 1}
         gradients = [given[name] for name in params]
-        kept = {moment: self._moment(state, moment, params) for moment in self.moments}
+        kept = {moment: self._moment(state, moment, own) for moment, own in self.kept(params).items()}
         decay = tuple(self.weight_decay if self.decays(name, p) else 0.0 for name, p in params.items())
         (scale, finite), after = self._scale(gradients, state, norm), {}
-        before = [[*params.values()], *kept.values()]
-        found = self._step(before[0], gradients, before[1:], state["step"], scale, decay)
+        before = [params, *kept.values()]
+        found = self._step(params, gradients, [[*held.values()] for held in before[1:]], state["step"], scale, decay)
         if self.loss_scale:
-            found = [list(map(partial(ops.where, finite), *lists)) for lists in zip(found, before, strict=True)]
+            chosen = partial(map, partial(ops.where, finite))
+            found = [chosen(new, old.values()) for new, old in zip(found, before, strict=True)]
             after = {"loss_scale": self.loss_scale.after(state["loss_scale"], finite)}
-        named = [dict(zip(params, arrays, strict=True)) for arrays in found]
+        named = [dict(zip(old, new, strict=True)) for old, new in zip(before, found, strict=True)]
         moments = {m: {**state[m], **new} for m, new in zip(self.moments, named[1:], strict=True)}
         new_model = tree.unflatten(model, {**leaves, **named[0]}.values())
         return new_model, {"step": state["step"] + 1, **moments, **after}
@@ -271,17 +284,19 @@ class Optimizer:
             what = f"a gradient for {unknown[0]!r}, which model lacks"
             raise ValueError(f"{name}: grads has {what}; it must be a tree like model; {order}")
 
-    def _moment(self, state: State, moment: str, params: dict[str, Array]) -> list[Array]:
+    def _moment(self, state: State, moment: str, params: dict[str, Array]) -> dict[str, Array]:
         held = state.get(moment, {})
         lacking = [name for name, p in params.items() if name not in held or held[name].shape != p.shape]
         if lacking:
             name = type(self).__name__
             raise ValueError(f"{name}.update: the state has no {moment} for {lacking[0]}; call init(model)")
-        return [held[name] for name in params]
+        return {name: held[name] for name in params}
 
-    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+    def _step(
+        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
+    ) -> Sequence:
         """Return new parameters, then new moments, as lists in the order of params."""
-        raise TypeError(f"{type(self).__name__} is no optimizer; take SGD, Adam or AdamW")
+        raise TypeError(f"{type(self).__name__} is no optimizer; take SGD, Adam, AdamW or Muon")
 
 
 @dataclass(frozen=True)
@@ -307,9 +322,11 @@ class SGD(Optimizer):
 
     moments = ("velocity",)
 
-    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+    def _step(
+        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
+    ) -> Sequence:
         settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": decay}
-        return ops.sgd(params, grads, *moments, self.learning_rate(done), scale, **settings)
+        return ops.sgd([*params.values()], grads, *moments, self.learning_rate(done), scale, **settings)
 
 
 @dataclass(frozen=True)
@@ -338,7 +355,9 @@ class Adam(Optimizer):
     moments = ("m", "v")
     decoupled = False
 
-    def _step(self, params: list, grads: list, moments: list, done: int, scale: Any, decay: tuple) -> tuple:
+    def _step(
+        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
+    ) -> Sequence:
         settings = {
             "beta1": self.betas[0],
             "beta2": self.betas[1],
@@ -346,7 +365,7 @@ class Adam(Optimizer):
             "decoupled": self.decoupled,
         }
         lr = self.learning_rate(done)
-        return ops.adamw(params, grads, *moments, lr, done + 1, scale, weight_decay=decay, **settings)
+        return ops.adamw([*params.values()], grads, *moments, lr, done + 1, scale, weight_decay=decay, **settings)
 
 
 @dataclass(frozen=True)
@@ -374,6 +393,114 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     decoupled = True
+
+
+def hidden_matrices(name: str, p: Array) -> bool:
+    """Return whether Muon orthogonalizes the step of an array: of matrices but embeddings and heads, and of experts.
+
+    Args:
+        name: Dotted name of the array.
+        p: The array.
+
+    Returns:
+        bool: True for arrays with two axes, and for the weights (experts, out, in) of a GroupedLinear layer, unless a
+            part of the name, such as "tok_emb" or "out_head", ends with "emb" or "head".
+    """
+    parts = name.split(".")
+    axes, is_of_experts = len(p.shape), any(part.startswith("expert_") for part in parts)
+    return (axes == 2 or (axes == 3 and is_of_experts)) and not any(part.endswith(("emb", "head")) for part in parts)
+
+
+@dataclass(frozen=True)
+class Muon(AdamW):
+    """The optimizer Muon: momentum whose matrices are made almost orthogonal, and AdamW for all other arrays.
+
+    The step of a matrix (out, in) has singular values of about 1, times 0.2 sqrt(max(out, in)): about as long as a step
+    of AdamW, so that both parts share one learning rate and one weight decay. The state of a matrix is its momentum
+    alone. Each layer of stacked weights (experts, out, in) is a matrix.
+
+    Args:
+        lr: As in Optimizer, and so are weight_decay (0.1 by default), clip, decays and loss_scale.
+        betas: AdamW's, and so is eps.
+        momentum: Decay of the mean of the gradients of matrices; the step is Nesterov's.
+        matrices: Function of dotted name and array that returns whether an array is such a matrix.
+        dtype: Dtype of the matrix products that make a step orthogonal, "bfloat16" or "float32".
+
+    Examples:
+        >>> import polyarr as pa
+        >>> from polyarr import nn, optim
+        >>> model, optimizer = nn.Linear(2, 1), optim.Muon(lr=0.1)
+        >>> state = optimizer.init(model)
+        >>> list(state["m"]), list(state["v"])
+        (['weight', 'bias'], ['bias'])
+        >>> gradient = pa.grad(lambda m: pa.sum(m(pa.ones((4, 2)))))(model)
+        >>> model, state = optimizer.update(gradient, state, model)
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025,
+    arXiv:2502.16982, for the length of the step
+    """
+
+    weight_decay: float = 0.1
+    momentum: float = 0.95
+    matrices: Callable[[str, Array], bool] = hidden_matrices
+    dtype: str = "bfloat16"
+
+    elementwise = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.matrices):
+            raise TypeError(f"Muon: matrices is {shown(self.matrices)}; it must be a function of a name and an array")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise ValueError(f"Muon: dtype is {shown(self.dtype)}; it must be 'bfloat16' or 'float32'")
+        if not isinstance(self.momentum, Number) and self.momentum >= 1:
+            raise ValueError(f"Muon: momentum is {self.momentum}; it must be below 1")
+
+    def kept(self, params: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return params for "m", and those of them that AdamW updates for "v"."""
+        return {"m": params, "v": {name: p for name, p in params.items() if not self._is_matrix(name, p)}}
+
+    def _is_matrix(self, name: str, p: Array) -> bool:
+        return len(p.shape) >= 2 and self.matrices(name, p)
+
+    def _step(
+        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
+    ) -> Sequence:
+        given = {name: each for name, *each in zip(params, grads, moments[0], decay, strict=True)}
+        others = [name for name, p in params.items() if not self._is_matrix(name, p)]
+        rest: Sequence = ((), (), ())
+        if others:
+            g, m, own_decay = zip(*(given[name] for name in others), strict=True)
+            own = {name: params[name] for name in others}
+            rest = super()._step(own, [*g], [[*m], moments[1]], done, scale, own_decay)
+        new = {name: pair for name, *pair in zip(others, *rest[:2], strict=True)}
+        lr = self.learning_rate(done)
+        new |= {name: self._moved(p, *given[name], lr, scale) for name, p in params.items() if name not in new}
+        return [new[name][0] for name in params], [new[name][1] for name in params], rest[2]
+
+    def _moved(self, p: Array, g: Array, m: Array, decay: float, lr: Any, scale: Any) -> tuple[Array, Array]:
+        """Return a matrix (..., out, in) and its momentum after a step, computed in the momentum's dtype."""
+        lr, scale = (n.astype(m.dtype) if type(n) is Array else n for n in (lr, scale))
+        g = g.astype(m.dtype) * scale
+        m = m * self.momentum + g * (1 - self.momentum)
+        step = _orthogonal(m * self.momentum + g * (1 - self.momentum), self.dtype).astype(m.dtype)
+        length = lr * (0.2 * max(p.shape[-2:]) ** 0.5)
+        return (p.astype(m.dtype) * (1 - lr * decay) - step * length).astype(p.dtype), m
+
+
+_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5: five steps take (0.01, 1] to about (0.7, 1.2)
+
+
+def _orthogonal(x: Array, dtype: str) -> Array:
+    """Return U V^T for x = U S V^T (..., out, in), but for singular values of about 1, by Newton-Schulz iterations."""
+    is_tall = x.shape[-2] > x.shape[-1]
+    norm = ops.sqrt(ops.sum(x * x, axis=(-2, -1), keepdims=True))
+    x = ((x.mT if is_tall else x) / ops.maximum(norm, 1e-7)).astype(dtype)
+    a, b, c = _QUINTIC
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if is_tall else x
 
 
 def _holds_gradients(model: Any) -> bool:

@@ -337,6 +337,7 @@ _OPTIM = {
     "pa.optim.Adam": "adam",
     "pa.optim.AdamW": "adamw",
     "pa.optim.LossScale": "GradScaler",
+    "pa.optim.Muon": "muon",
     "pa.optim.SGD": "momentum sgd",
     "pa.optim.accumulate": "MultiSteps",
     "pa.optim.clip_by_global_norm": "clip_grad_norm clip_grad_norm_",

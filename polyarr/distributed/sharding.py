@@ -19,8 +19,11 @@ class Sharded:
 
     Args:
         world: The ranks.
-        optimizer: Any optimizer of polyarr.optim. Its update must be elementwise except for the global norm, which is
-            taken over the whole gradients.
+        optimizer: SGD, Adam or AdamW, whose updates are elementwise except for the global norm, which is taken over
+            the whole gradients.
+
+    Raises:
+        ValueError: The optimizer needs whole matrices, as Muon does.
 
     Examples:
         >>> import polyarr as pa
@@ -32,6 +35,9 @@ class Sharded:
     """
 
     def __init__(self, world: World, optimizer: Optimizer) -> None:
+        if not optimizer.elementwise:
+            name = type(optimizer).__name__
+            raise ValueError(f"Sharded: optimizer is {name}, which needs whole matrices; it must be SGD, Adam or AdamW")
         self.world, self.optimizer = world, optimizer
         self._captured = compile(self._update)
 

@@ -13,7 +13,7 @@ import polyarr as pa
 from polyarr import ops, tree
 from polyarr.core.tape import recording
 from polyarr.models.gpt import GPTModel
-from polyarr.optim import SGD, AdamW, LossScale, accumulate, warmup_cosine
+from polyarr.optim import SGD, AdamW, LossScale, Muon, accumulate, warmup_cosine
 from polyarr.testing.compare import bits
 from polyarr.training.steps import loss_of
 from tests.helpers.root import ROOT
@@ -54,6 +54,7 @@ ADAMW = AdamW(lr=warmup_cosine(1e-2, 2, 6), clip=1.0)
 WAYS = {
     "AdamW, a schedule, clipping": (ADAMW, pa.value_and_grad(loss_of)),
     "SGD, accumulation": (SGD(0.1, momentum=0.9), lambda m, w: accumulate(loss_of, m, [(w,), (w[::-1],)])),
+    "Muon": (Muon(lr=warmup_cosine(1e-2, 2, 6), clip=1.0), pa.value_and_grad(loss_of)),
     "a loss scale": (AdamW(loss_scale=LossScale()), pa.value_and_grad(lambda m, w: loss_of(m, w) * 4.0)),
     "checkpoints": (ADAMW, pa.value_and_grad(again)),
 }

@@ -116,7 +116,7 @@ def test_the_random_state_may_be_arrays(backend: Backend) -> None:
         pa.random.set_state(before)
 
 
-@pytest.mark.parametrize("make", [optim.AdamW, optim.Adam, optim.SGD])
+@pytest.mark.parametrize("make", [optim.AdamW, optim.Adam, optim.SGD, optim.Muon])
 def test_a_step_with_its_numbers_in_arrays(backend: Backend, make: Any) -> None:
     """Equal to Python numbers up to the rounding of lr to float32."""
     model, grads = {"w": pa.asarray(X)}, {"w": pa.asarray(X[::-1].copy())}
