@@ -33,7 +33,7 @@ class Training:
     def __init__(self, recipe, way):
         pa.random.seed(0)
         self.model = GPTModel(recipe.config(VOCABULARY))
-        self.state, self.step = recipe.optimizer().init(self.model), way(step_of(recipe), ("model", "state"))
+        self.state, self.step = recipe.new_optimizer().init(self.model), way(step_of(recipe), ("model", "state"))
         shape = recipe.batch_size, recipe.model["context_length"] + 1
         self.windows = pa.asarray(np.random.default_rng(0).integers(0, VOCABULARY, shape, dtype=np.int32))
 

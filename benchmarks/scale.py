@@ -55,7 +55,7 @@ class Alone:
 
     def __init__(self, recipe, model):
         self.model, self.step = model, pa.compile(step_of(recipe), donate=("model", "state"))
-        self.state = recipe.optimizer().init(self.model)
+        self.state = recipe.new_optimizer().init(self.model)
 
     def __call__(self, windows):
         loss, self.model, self.state, _ = self.step(self.model, self.state, [pa.asarray(windows)])
@@ -67,7 +67,7 @@ class Collectives:
 
     def __init__(self, recipe, model, world, wire):
         self.model, self.world = model, world
-        optimizer = recipe.optimizer()
+        optimizer = recipe.new_optimizer()
         self.state = optimizer.init(self.model)
         self.gradients = pa.compile(lambda model, windows: gradients(recipe, model, [windows], wire=wire))
         self.update = pa.compile(optimizer.update, donate=("state", "model"))

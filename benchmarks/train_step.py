@@ -41,7 +41,7 @@ class PolyarrStep:
 
     def __init__(self, recipe, model, step, backend):
         self.model, self.step, self.backend = model.to(backend), step, backend
-        self.state = recipe.optimizer().init(self.model)
+        self.state = recipe.new_optimizer().init(self.model)
 
     def __call__(self, windows):
         with pa.use_backend(self.backend):
@@ -73,7 +73,7 @@ class TorchStep:
         ]
         fused = device == "cuda"  # PyTorch's fastest implementation
         self.optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=1e-8, fused=fused)
-        self.schedule, self.done = recipe.optimizer().lr, 0
+        self.schedule, self.done = recipe.new_optimizer().lr, 0
         if is_compiled:
             self.logits = torch.compile(self.logits)
 

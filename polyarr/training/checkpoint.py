@@ -21,7 +21,7 @@ from polyarr.models.folders import hint_of_others
 from polyarr.models.pretrained import largest_first
 from polyarr.nn import shapes_only
 from polyarr.nn.quantised import with_codes
-from polyarr.optim import AdamW, LossScale
+from polyarr.optim import LossScale
 from polyarr.saving.tensor_file import Source, TensorFile, finite, source_of, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json
 from polyarr.text import Tokenizer, tokenizer_from_dict
@@ -349,8 +349,9 @@ def _specs_of_codes(arrays: Mapping[str, Source]) -> dict[str, tuple[Spec, Spec]
 
 def _state_specs(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the Specs of the optimizer's state by name: the moments of trained parameters, and the loss scale."""
-    scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if recipe.optimizer().loss_scale else {}
-    return {**dict.fromkeys(AdamW.moments, parameters), **({"loss_scale": scale} if scale else {})}
+    optimizer = recipe.new_optimizer()
+    scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if optimizer.loss_scale else {}
+    return {**optimizer.kept(parameters), **({"loss_scale": scale} if scale else {})}
 
 
 def _check_arrays(

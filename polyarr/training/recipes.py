@@ -11,7 +11,7 @@ from polyarr import nn
 from polyarr.core.precision import PRECISIONS
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import config_of
-from polyarr.optim import AdamW, LossScale, Schedule, warmup_cosine, warmup_linear
+from polyarr.optim import AdamW, LossScale, Muon, Optimizer, Schedule, warmup_cosine, warmup_linear
 
 COMPUTED = ("float32", "bfloat16", "float16")
 # Schedules of the learning rate after warm-up, by name.
@@ -20,6 +20,7 @@ SCHEDULES: dict[str, Callable[["Recipe"], Schedule]] = {
     "linear": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.min_lr),
     "constant": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.lr),
 }
+OPTIMIZERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Recipe:
         keep: Number of checkpoints beside the best. If it is above 1, each has its step in its name.
         patience: The run ends after this many evaluations in a row without a better loss; None: it does not.
         betas: AdamW's decay rates of the moments.
-        weight_decay: AdamW's weight decay.
+        weight_decay: Weight decay of matrices.
         clip: Largest norm of the gradients.
         accumulation: Number of batches per step (gradient accumulation).
         eval_windows: Number of windows of the validation text in an evaluation; None: all.
@@ -56,6 +57,7 @@ class Recipe:
         window: Number of tokens per window; None: the context_length of the model. A shorter window leaves the model as
             it is.
         packing: Whether several records, such as conversations, share a window. None attends to another.
+        optimizer: "adamw", or "muon": Muon for the matrices of blocks and AdamW for all other arrays.
 
     Raises:
         ValueError: A value is of another type or out of range.
@@ -92,6 +94,7 @@ class Recipe:
     lora: Mapping[str, Any] | None = None
     window: int | None = None
     packing: bool = False
+    optimizer: str = "adamw"
 
     def __post_init__(self) -> None:
         if self.decay_steps is None:
@@ -147,11 +150,11 @@ class Recipe:
         """Return the model with the recipe's adapters, if it has any; errors are those of nn.lora."""
         return model if self.lora is None else nn.lora(model, **self.lora)
 
-    def optimizer(self) -> AdamW:
-        """Return AdamW with the learning rate's schedule and gradient clipping, and with loss scaling for float16."""
+    def new_optimizer(self) -> Optimizer:
+        """Return the optimizer, with the learning rate's schedule, gradient clipping, and for float16 loss scaling."""
         schedule = SCHEDULES[self.schedule](self)
         scale = LossScale() if self.dtype == "float16" else None
-        return AdamW(
+        return OPTIMIZERS[self.optimizer](
             lr=schedule, betas=self.betas, weight_decay=self.weight_decay, clip=self.clip, loss_scale=scale
         )
 
@@ -261,6 +264,7 @@ _ALLOWED = {
     "window": _COUNT,
     "recompute": _FLAG,
     "packing": _FLAG,
+    "optimizer": _word(*OPTIMIZERS),
     "dtype": _word(*COMPUTED),
     "precision": _word(*PRECISIONS),
     "lora": _table(

@@ -32,7 +32,7 @@ class Reports:
         recipe = run.recipe
         self._tokens = recipe.batch_size * recipe.accumulation * recipe.length  # per step
         self._flops = flops_per_token(run.model, recipe.length)
-        self._rate = recipe.optimizer().learning_rate
+        self._rate = recipe.new_optimizer().learning_rate
         self._before = run.step, run.seconds
         self._has_begun, self._peak = False, run.world.size * _peak(recipe.dtype, recipe.precision)
 

@@ -187,7 +187,7 @@ def _initial_state(
     model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config, world))
     model = world.broadcast(model)
     world.split_random()
-    return model, recipe.optimizer().init(model)
+    return model, recipe.new_optimizer().init(model)
 
 
 def _reconfigured(model: LanguageModel, config: Config, world: World) -> LanguageModel:
@@ -256,15 +256,19 @@ def resumed_run(
 
 def resume(run: Run, saved: Checkpoint) -> None:
     """Take a run to the step at which a checkpoint of it was saved."""
-    info, optimizer = saved.info, run.recipe.optimizer()
+    info, optimizer = saved.info, run.recipe.new_optimizer()
+    before = Recipe.from_dict(info["recipe"]).optimizer
+    if info["step"] and run.recipe.optimizer != before:
+        given = f"resumed_run: the recipe's optimizer is {run.recipe.optimizer!r}"
+        raise ValueError(f"{given}; it must stay {before!r}, whose state the checkpoint has")
     random.set_state(tuple(info["random_state"]))
     run.world.split_random()
     model, state = saved.model.astype(float32), dict(saved.state)  # an imported model may be of 16 bits
-    if state.keys() == {"step"}:  # it was not trained yet
+    if not info["step"]:  # it was not trained yet
         state = optimizer.init(model)
-    before = state.pop("loss_scale", None)  # the recipe's dtype may have changed
+    scale = state.pop("loss_scale", None)  # the recipe's dtype may have changed
     if optimizer.loss_scale:
-        state["loss_scale"] = before or optimizer.loss_scale.init()
+        state["loss_scale"] = scale or optimizer.loss_scale.init()
     run.model, run.state = model, state
     run.history, run.curve, run.seconds = info["history"], info["curve"], info["seconds"]
 

@@ -41,7 +41,7 @@ def step_of(
             before gradients are reduced, and the part after.
         wire: Dtype in which processes exchange gradients, "bfloat16"; None: that of the parameters.
     """
-    optimizer = recipe.optimizer()
+    optimizer = recipe.new_optimizer()
 
     def graded(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel]:
         scale = loss_scale(state) if optimizer.loss_scale else None

@@ -125,7 +125,7 @@ def with_bytes(**changes):
     tokenizer = byte_tokenizer()
     model = GPTModel(RECIPE.config(tokenizer.vocab_size))
     info = {**checkpoint_of(new_run(TEXT, RECIPE, seed=1), None).info, **changes}
-    return Checkpoint(model, tokenizer, RECIPE.optimizer().init(model), info)
+    return Checkpoint(model, tokenizer, RECIPE.new_optimizer().init(model), info)
 
 
 def test_a_checkpoint_holds_any_tokenizer(tmp_path):

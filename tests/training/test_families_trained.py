@@ -42,6 +42,22 @@ def test_a_llama_is_trained_and_resumed_to_the_same_bits(tmp_path):
     assert same(train(resumed_run(TEXT, saved, RECIPE), tmp_path / "half", quiet).model, whole.model)
 
 
+def test_a_run_with_muon_is_resumed_to_the_same_bits_and_keeps_its_optimizer(tmp_path):
+    recipe = RECIPE.changed(optimizer="muon")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "half").mkdir()
+    whole = train(new_run(TEXT, recipe, seed=1), tmp_path / "whole", quiet)
+    assert not same(whole.model, train(new_run(TEXT, RECIPE, seed=1), tmp_path / "whole", quiet).model)
+    train(new_run(TEXT, recipe.changed(steps=3), seed=1), tmp_path / "half", quiet)
+    saved = load_checkpoint(tmp_path / "half", "last")
+    without = saved.state["m"].keys() - saved.state["v"].keys()
+    assert "blocks.0.att.qkv.weight" in without and "tok_emb.weight" in saved.state["v"]
+    assert same(train(resumed_run(TEXT, saved, recipe), tmp_path / "half", quiet).model, whole.model)
+    wrong = r"^resumed_run: the recipe's optimizer is 'adamw'; it must stay 'muon', whose state the checkpoint has$"
+    with pytest.raises(ValueError, match=wrong):
+        resumed_run(TEXT, saved, RECIPE)
+
+
 def test_a_model_that_was_not_trained_yet_is_kept_without_moments(tmp_path):
     run = new_run(TEXT, RECIPE, seed=1)
     info = checkpoint_of(run, None).info

@@ -14,7 +14,7 @@ from polyarr.cli import main
 from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
 from polyarr.training import PRESETS, Recipe, load_checkpoint
 from polyarr.training.presets import named_recipe, parsed_settings, read_recipe, to_toml
-from polyarr.training.recipes import COMPUTED, SCHEDULES
+from polyarr.training.recipes import COMPUTED, OPTIMIZERS, SCHEDULES
 from tests.helpers.root import ROOT
 
 DEMO = PRESETS["demo"]
@@ -80,6 +80,7 @@ recipes = st.builds(
     decay_steps=st.none() | st.integers(1, 10**12),
     dtype=st.sampled_from(COMPUTED),
     schedule=st.sampled_from([*SCHEDULES]),
+    optimizer=st.sampled_from([*OPTIMIZERS]),
     recompute=st.booleans(),
     packing=st.booleans(),
 )
@@ -156,7 +157,7 @@ def test_numbers_of_numpy_are_kept_as_pythons():
 )
 def test_a_schedule_has_a_name(schedule, rates):
     recipe = DEMO.changed(schedule=schedule, lr=1.0, min_lr=0.2, warmup=1, decay_steps=5)
-    assert [recipe.optimizer().learning_rate(step) for step in (0, 1, 3, 9)] == pytest.approx(rates)
+    assert [recipe.new_optimizer().learning_rate(step) for step in (0, 1, 3, 9)] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ WRONG = {
     "betas": ("betas=[0.9, 1]", "Recipe: betas is [0.9, 1]; it must be two numbers from 0 to below 1"),
     "dtype": ("dtype=float64", "Recipe: dtype is 'float64'; it must be one of float32, bfloat16, float16"),
     "precision": ("precision=3", "Recipe: precision is 3; it must be one of highest, high, medium"),
+    "optimizer": ("optimizer=sgd", "Recipe: optimizer is 'sgd'; it must be one of adamw, muon"),
     "schedule": ("schedule=cos", "Recipe: schedule is 'cos'; it must be one of cosine, linear, constant"),
     "flag": ("recompute=1", "Recipe: recompute is 1; it must be true or false"),
     "date": ("lr=1979-05-27", "Recipe: lr is datetime.date(1979, 5, 27); it must be"),

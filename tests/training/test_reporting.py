@@ -48,7 +48,7 @@ def test_every_report_is_a_line(run_folder):
     assert {row["run"] for row in rows} == {run.id} and read_metrics(folder, "another") == []
     assert numbers(rows, "loss") == run.curve
     assert numbers(rows, "val_loss") == [(row["step"], row["val"]) for row in run.history]
-    rate = RECIPE.optimizer().learning_rate
+    rate = RECIPE.new_optimizer().learning_rate
     assert numbers(rows, "lr") == [(step, rate(step - 1)) for step in (10, 15, 20, 25)]
     assert all(row["tokens_per_second"] > 0 and row["tflops"] >= 0 and row["time"] > 1e9 for row in rows if "lr" in row)
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
