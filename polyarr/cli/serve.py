@@ -8,8 +8,10 @@ import click
 from polyarr.cli.output import escaped, print_error
 from polyarr.cli.starting import dtype_option, loaded
 from polyarr.cli.train import SIGNALLED, choose_backend
+from polyarr.cli.writing import loaded_draft
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
+from polyarr.models.completion import DRAFTED
 from polyarr.nn import merge_lora
 
 
@@ -33,6 +35,15 @@ from polyarr.nn import merge_lora
 @click.option(
     "--batch", type=click.IntRange(min=1), default=8, show_default=True,
     help="Number of texts that are written at a time; their caches take memory for --length tokens each.",
+)
+@click.option(
+    "--draft", metavar="DIR", type=click.Path(path_type=Path),
+    help="Let a smaller model with the same tokenizer draft tokens while one text is written.",
+)
+@click.option(
+    "--speculate", type=click.IntRange(0, 64), metavar="N",
+    help="Draft N tokens at a time while one text is written, by --draft, or from the text so far.  "
+    "[default: 4 with --draft, or 0]",
 )
 @click.option(
     "--waiting", type=click.IntRange(min=0), default=32, show_default=True, help="Number of requests that may wait."
@@ -79,6 +90,8 @@ def command(
     checkpoint: str,
     dtype: str | None,
     length: int | None,
+    draft: Path | None,
+    speculate: int | None,
     waiting: int,
     timeout: float,
     trust_messages: bool,
@@ -96,6 +109,9 @@ def command(
         choose_backend(backend)
         model, tokenizer = loaded(folder, checkpoint, dtype)
         model = merge_lora(model)
+        draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
+        drafts = (0 if draft is None else DRAFTED) if speculate is None else speculate
+        settings |= {"drafts": drafts, "draft_model": draft_model}
         limits = {"length": length, "waiting": waiting, "seconds": timeout, "is_trusted": trust_messages, **settings}
         server = serving.server_of(model, tokenizer, name, host, keys=keys, origins=origins, **limits)
         address, number = listener.getsockname()[:2]

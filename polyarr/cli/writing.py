@@ -92,12 +92,12 @@ def open_writer(
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
     model = model.quantised(weights) if weights else merge_lora(model)  # frees what was loaded
-    draft_model = None if draft is None else _draft_model(draft, folder, tokenizer, dtype)
+    draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
         yield Writer(model, programs, draft_model)
 
 
-def _draft_model(draft: Path, folder: Path, tokenizer: Tokenizer, dtype: str | None) -> LanguageModel:
+def loaded_draft(draft: Path, folder: Path, tokenizer: Tokenizer, dtype: str | None) -> LanguageModel:
     """Return the model that drafts, which must have the tokens of the other."""
     model, own = loaded(draft, "best", dtype)
     if not same_tokens(own, tokenizer):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array
 from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
+from polyarr.models.drafting import Drafting, accepted, set_span
 from polyarr.models.generation import bias_of, cache_capacity, sampled, uniform_numbers
 from polyarr.models.logprobs import Logprobs, prompt_logprobs
 from polyarr.models.sampling import Sampling, history_of
@@ -73,15 +75,29 @@ class _Text:
         size: int,
     ) -> None:
         self.prompt, self.numbers, self.top, self.echo, self.mask = prompt, how.numbers, top, echo, mask
+        self.how, self.new = how, list[int]()  # the sampling, and the tokens after the prompt
         self.kind = _Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), mask is not None, top)
         self.bias = bias_of(how.logit_bias, size)
         self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
         self.done = 0  # tokens in the caches
         self.has_begun = False  # whether the prompt is complete, so that the device has a token of the text
+        self.is_behind = False  # whether the device lacks the last token, which a draft had
+        self._coming: list[float] = []  # random numbers that were drawn for drafts, and are of the next tokens
 
     def draw(self) -> int:
         """Return the next random number of the text, in units of _UNIT; 0 if it needs none."""
-        return int(next(self.units) / _UNIT) if self.units else 0
+        return int(self.take(1)[0] / _UNIT) if self.units else 0
+
+    def peek(self, count: int) -> list[float]:
+        """Return the next random numbers of the text; [] if it needs none."""
+        self._coming += islice(self.units or (), max(0, count - len(self._coming)))
+        return self._coming[:count]
+
+    def take(self, count: int) -> list[float]:
+        """Return the next random numbers of the text, and go on to those after them."""
+        found = self.peek(count)
+        self._coming = self._coming[count:]
+        return found
 
     @property
     def end(self) -> int:
@@ -109,6 +125,7 @@ class _Launched(NamedTuple):
     tokens: Array | None
     logprobs: Logprobs | None
     is_alone: bool = False  # whether the arrays have one row, not one for each row of the batch
+    draft: Sequence[int] = ()  # the draft, if the arrays have a row for each token after it
 
 
 class Batch:
@@ -127,6 +144,12 @@ class Batch:
         rows: Number of texts at a time.
         length: Largest number of tokens of a prompt and its text; None for the model's context.
         vocab_size: Sample only tokens below it; None: all.
+        drafts: Number of tokens that are drafted and checked in one pass while there is only one text, in the first
+            row, without penalties, log-probabilities or masks; 0 for none. The tokens stay the same, to the bit.
+        draft_model: Smaller model of the same tokens, which drafts; None: n-grams of the text do.
+
+    Raises:
+        ValueError: The device computes several tokens to other bits than single ones.
 
     Attributes:
         reused: Number of tokens of prompts that were copied rather than computed.
@@ -143,7 +166,13 @@ class Batch:
     """
 
     def __init__(
-        self, model: LanguageModel, rows: int, length: int | None = None, vocab_size: int | None = None
+        self,
+        model: LanguageModel,
+        rows: int,
+        length: int | None = None,
+        vocab_size: int | None = None,
+        drafts: int = 0,
+        draft_model: LanguageModel | None = None,
     ) -> None:
         self._model = model.copy().eval()
         own = self._model.config
@@ -166,6 +195,10 @@ class Batch:
         self._choose, self._first = _samplers()
         self._put.many = self._copy.many = self._logits.many = self._chunk.many = _MAX_KINDS
         self._parts = self._equal_parts()
+        self._held: list[Sampled] = []  # tokens of a right draft, which come one at a time
+        self._drafting = Drafting(drafts, draft_model) if drafts else None
+        if self._drafting:
+            self._drafting.check_equal(self._model, self._caches, self._spans, self._logits_of_first)
 
     @property
     def free(self) -> int:
@@ -221,6 +254,7 @@ class Batch:
     def remove(self, row: int) -> None:
         """End the text of a row."""
         self._texts[row] = None
+        self._held = [one for one in self._held if one.row != row]
         if row in self._begin:
             self._begin.remove(row)
 
@@ -243,6 +277,8 @@ class Batch:
         Raises:
             ValueError: A text is as long as `length` allows.
         """
+        if self._held:
+            return [self._held.pop(0)]
         now = self._launched or self._begun() or self._launch()
         found = sorted(self._results(now), key=lambda one: (one.row, one.token is not None))
         self._launched = self._launch(now)  # after the read, which waits for everything that was launched
@@ -264,7 +300,7 @@ class Batch:
             tokens = np.zeros((1, size), np.int32)  # those after the chunk change nothing before them
             tokens[0, :count] = text.prompt[start : text.end]
             span = self._span(start + size)
-            _set_span(self._own, span)
+            set_span(self._own, span)
             features = self._chunk(self._model, creation.asarray(tokens), self._own, start or None)  # (1, T, C)
             text.done += count
             if text.echo:
@@ -350,11 +386,21 @@ class Batch:
 
     def _part_logits(self, part: "_Part", inputs: Array) -> Array:
         """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
-        _set_span(self._caches, part.span)
+        set_span(self._caches, part.span)
         return self._logits(self._model, self._last, inputs, self._caches, part.rows)
+
+    def _logits_of_first(self, token: int, position: int) -> Array:
+        """Return the logits (V,) after a token of the first row at a position."""
+        rows = len(self._texts)
+        self._last = creation.asarray(np.full((rows, 1), token, np.int32))
+        inputs = np.zeros((len(_INPUTS), rows), np.int32)
+        inputs[_INPUTS.index("position")] = position
+        return self._part_logits(self._parts[-1], creation.asarray(inputs))[0]
 
     def _launch(self, before: Sequence[_Launched] = ()) -> list[_Launched]:
         """Begin to compute one more token of each text, after those that are being computed already."""
+        if self._drafting and (drafted := self._drafted(self._drafting)):
+            return [drafted]
         texts = {row: text for row, text in enumerate(self._texts) if text is not None and text.is_ready}
         full = {row for row, text in texts.items() if text.done >= self.length}
         if lost := full - {row for one in before for row in one.texts}:
@@ -362,6 +408,10 @@ class Batch:
         if not (texts := {row: text for row, text in texts.items() if row not in full}):
             return []
         kinds = sorted({text.kind for text in texts.values()}, key=repr)
+        for row, text in texts.items():
+            if text.is_behind:
+                self._last = _with_row(self._last, creation.asarray(np.array([text.new[-1:]], np.int32)), row)
+                text.is_behind = False
         given = self._inputs(texts, kinds)
         furthest = max(text.done for text in texts.values()) - 1
         part = next(one for one in self._parts if one.rows > max(texts) and one.span > furthest)
@@ -377,6 +427,22 @@ class Batch:
             )
             found.append(_Launched(own, self._last, logprobs))
         return found
+
+    def _drafted(self, drafting: Drafting) -> _Launched | None:
+        """Begin to check a draft of the next tokens; None without a draft."""
+        text, count = self._texts[0], drafting.count + 1
+        if text is None or not text.has_begun or self.free < len(self._texts) - 1:
+            drafting.forget()
+            return None
+        if text.top is not None or text.kind.has_mask or text.done + count > self.length:
+            return None
+        units = text.peek(count)
+        if not (draft := drafting.next(text, units[:-1], self.length, self._size)):
+            return None
+        set_span(self._caches, self._span(text.done + count))
+        found = drafting.checked(text, draft, self._model, self._caches, units, self._size)
+        text.is_behind = True
+        return _Launched({0: text}, found, None, is_alone=True, draft=draft)
 
     def _inputs(self, texts: dict[int, _Text], kinds: list[_Kind]) -> np.ndarray:
         """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
@@ -399,13 +465,21 @@ class Batch:
 
     def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
         """Yield what was computed for the texts that are still there."""
-        for texts, tokens, logprobs, is_alone in launched:
+        for texts, tokens, logprobs, is_alone, draft in launched:
             drawn = None if tokens is None else tokens.numpy()[:, 0].tolist()
             scored = logprobs and [each.numpy() for each in logprobs]
             for row, text in texts.items():
                 if self._texts[row] is text:
                     at = 0 if is_alone else row
-                    yield Sampled(row, drawn and drawn[at], scored and tuple(each[at] for each in scored))
+                    new = accepted(draft, drawn) if draft else drawn[at : at + 1] if drawn else [None]
+                    if draft:
+                        text.take(len(new))
+                        text.done += len(new)
+                    if drawn and self._drafting:
+                        text.new += new
+                        self._drafting.add(text, new)
+                    yield Sampled(row, new[0], scored and tuple(each[at] for each in scored))
+                    self._held += [Sampled(row, token, None) for token in new[1:]]
 
 
 class _State:
@@ -448,13 +522,6 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
     size = min(len(one), len(other))
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if differ.size else size
-
-
-def _set_span(caches: list[KeyValueCache], span: int) -> None:
-    """Let queries attend to the first `span` positions of caches."""
-    if caches[0].span != span:
-        for cache in caches:
-            cache.span = span
 
 
 def _samplers() -> tuple[Compiled, Compiled]:

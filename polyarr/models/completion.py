@@ -17,7 +17,7 @@ from polyarr.text.sandbox import text_stream
 # Compiled programs that are kept, one for each number of rows, capacity of caches and kind of sampling. Without a
 # limit, the requests of a server would fill its memory with them.
 MAX_PROGRAMS = 32
-_DRAFTED = 4  # tokens that a draft model drafts at a time
+DRAFTED = 4  # tokens that a draft model drafts at a time
 
 
 class TokenLogprob(NamedTuple):
@@ -157,7 +157,7 @@ class Writer:
         """
         encoded = self._checked(prompts, stop, logprobs)
         if speculate is None:
-            speculate = _DRAFTED if self._draft_model else 0
+            speculate = DRAFTED if self._draft_model else 0
         if whole("Writer", "speculate", speculate) < 0:
             raise ValueError(f"Writer: speculate is {speculate}; it must not be negative")
         self._renew_steps()

@@ -66,6 +66,8 @@ class SharedWriter(Writer):
         rows: Number of texts that are written at a time; more wait. A free row goes to the client with the fewest
             tokens in rows; of several such clients to the one whose last row is the longest ago.
         length: Largest number of tokens of a prompt and its text; None for the model's context.
+        drafts: Number of tokens that are drafted at a time while there is only one text; 0 for none. See Batch.
+        draft_model: Smaller model of the same tokens, which drafts; None: n-grams of the text do.
 
     Attributes:
         constraints: Constraints of texts by grammars, whose process starts with the first one.
@@ -84,10 +86,18 @@ class SharedWriter(Writer):
         (True, 3)
     """
 
-    def __init__(self, model: LanguageModel, tokenizer: Tokenizer, rows: int, length: int | None = None) -> None:
-        super().__init__(model, tokenizer)
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Tokenizer,
+        rows: int,
+        length: int | None = None,
+        drafts: int = 0,
+        draft_model: LanguageModel | None = None,
+    ) -> None:
+        super().__init__(model, tokenizer, draft_model)
         self.constraints = Constraints(tokenizer)
-        self._new_batch = lambda: Batch(self.model, rows, length, self._size)
+        self._new_batch = lambda: Batch(self.model, rows, length, self._size, drafts, self._draft_model)
         self.reset()
 
     def reset(self) -> None:

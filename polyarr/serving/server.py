@@ -172,6 +172,8 @@ def server_of(
     per_client: int | None = None,
     tokens_per_client: int | None = None,
     origins: Collection[str] = (),
+    drafts: int = 0,
+    draft_model: LanguageModel | None = None,
 ) -> Server:
     """Return a server of a model on the current backend; `run([socket])` serves until a signal comes.
 
@@ -193,19 +195,22 @@ def server_of(
         tokens_per_client: Largest number of tokens of the concurrent requests of one client, prompts and max_tokens
             together; None: any number.
         origins: Origins, such as https://app.example, whose web pages may call the server; "*": all.
+        drafts: Number of tokens that are drafted at a time while one text is written; 0 for none.
+        draft_model: Smaller model with the same tokens, which drafts; None: n-grams of the text do.
 
     Returns:
         The server, whose kernels are compiled.
 
     Raises:
-        ValueError: The tokenizer does not fit the model, `length` is out of range, or an origin is none.
+        ValueError: A tokenizer does not fit its model, `length` is out of range, an origin is none, or the device
+            computes several tokens to other bits than single ones, which rules out drafts.
     """
     context = model.config.context_length
     if length is not None and not 1 <= length <= context:
         raise ValueError(f"server_of: length is {length}; it must be from 1 to {context}, the model's context")
     programs = SandboxedTokenizer(tokenizer)
     length = length or min(context, MAX_LENGTH)
-    writer = SharedWriter(model, programs, batch, length)
+    writer = SharedWriter(model, programs, batch, length, drafts, draft_model)
     writer.begin([[0]], 2)  # compile the kernels before the first request
     while not writer.is_idle:
         writer.step()
