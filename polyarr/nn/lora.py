@@ -9,6 +9,7 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.spec import described, float64, shown
 from polyarr.nn.attention import MultiHeadAttention
+from polyarr.nn.experts import GroupedLinear
 from polyarr.nn.init import constant, shapes_only, uniform
 from polyarr.nn.layers import Dropout, Linear
 from polyarr.nn.module import Module
@@ -108,7 +109,8 @@ class LoRALinear(Module):
 def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None = None, dropout: float = 0.0) -> M:
     """Return a model like the given one that trains only low-rank adapters beside some of its Linear layers.
 
-    At first it computes the same. The given model does not change; the arrays are shared.
+    At first it computes the same. The given model does not change; the arrays are shared. The weights of experts, which
+    are GroupedLinear layers, have no adapters.
 
     Args:
         model: Module with Linear layers.
@@ -196,6 +198,8 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
         parts = tuple(rows for name, rows in attention.parts().items() if fits(f"{path}.{name}"))
         if parts and f"{path}.qkv" in layers:
             found.setdefault(f"{path}.qkv", parts)
+    if not found and (experts := [path for path in _grouped(model) if fits(path)]):
+        raise ValueError(f"lora: match is {match!r}; experts, such as {experts[0]}, have no adapters; match others")
     if not found:
         parts = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
         one = f", or of one part, such as {parts[0]}" if parts else ""
@@ -210,6 +214,14 @@ def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAtt
         yield ".".join(map(str, path)), node
     for name, child in (tree.children(node) or {}).items():
         yield from _attentions(child, (*path, name))
+
+
+def _grouped(node: Any, path: tuple = ()) -> Iterator[str]:
+    """Iterate over the paths of the GroupedLinear layers in a tree."""
+    if isinstance(node, GroupedLinear):
+        yield ".".join(map(str, path))
+    for name, child in (tree.children(node) or {}).items():
+        yield from _grouped(child, (*path, name))
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
