@@ -83,6 +83,9 @@ class Spec:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple:
+        return Spec, (self.shape, self.dtype)  # computes the hash anew: that of a dtype differs between processes
+
     def __eq__(self, other: object) -> builtins.bool:
         return self is other or (type(other) is Spec and self.shape == other.shape and self.dtype == other.dtype)
 

@@ -3,7 +3,10 @@
 import copy
 import inspect
 import operator
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -263,6 +266,14 @@ def test_pickling_and_copying(backend: Backend, dtype: str) -> None:
 
 def test_ops_can_be_pickled(on_numpy: Backend) -> None:
     assert pickle.loads(pickle.dumps(ops.exp)) is ops.exp
+
+
+def test_a_pickled_spec_has_the_hash_of_the_process_that_reads_it() -> None:
+    program = "import pickle, sys, polyarr as pa; sys.stdout.buffer.write(pickle.dumps(pa.Spec((2,), pa.float32)))"
+    for seed in "12":  # of the hashes of strings, and thereby of dtypes
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+        assert pickle.loads(done.stdout) in {pa.Spec((2,), pa.float32)}
 
 
 def test_to_another_backend(backend: Backend) -> None:
