@@ -19,9 +19,10 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused, Launch
 from polyarr.core.current import use_backend
 from polyarr.core.dlpack import CPU, Seen, Shared, address_of, memory_of
+from polyarr.core.groups import lacking
 from polyarr.core.op import OPS, Op
 from polyarr.core.precision import PRECISIONS
-from polyarr.core.spec import DTYPES, FLOATS, Spec, bfloat16, float32, int64
+from polyarr.core.spec import COMPLEX, DTYPES, FLOATS, Spec, bfloat16, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, Lacking
@@ -66,6 +67,8 @@ def _complaints(backend: Backend) -> Iterator[str]:
         yield f"flushes names {', '.join(lost)}; it must name floating-point dtypes among dtypes"
     if lost := [getattr(op, "name", str(op)) for op in backend.unordered if op not in known]:
         yield f"unordered names {', '.join(lost)}, for which there is no kernel"
+    if (held := [d.name for d in COMPLEX if d in backend.dtypes]) and (lost := lacking(backend, "complex")):
+        yield f"dtypes names {', '.join(held)}; there must be kernels for {', '.join(op.name for op in lost)}"
     if len(backend.hardware.splitlines()) != 1:
         yield f"hardware is {backend.hardware!r}; it must be one line"
     if not backend.meets(backend):
@@ -287,14 +290,17 @@ def _other_devices_are_refused(backend: Backend) -> None:
 
 
 def check_moves(backend: Backend, examples: int) -> None:
-    """Check that arrays move to NumPy and back with their values, and that ops accept arrays of compatible backends."""
+    """Check that arrays move to NumPy, and to another device, and back, and that ops accept those of one home."""
     elsewhere = reference()._replace(home=object())
-    for target in (elsewhere, elsewhere._replace(dlpack=None)):
+    other_device = backend._replace(home=object())
+    places = (("NumPy", elsewhere), ("NumPy", elsewhere._replace(dlpack=None)), ("another device", other_device))
+    for place, target in places:
         moved = []
         for what, view, host in _views(backend):
             there = view(polyarr.asarray(host, device=backend)).to(target)
             back = view(polyarr.asarray(host, device=target)).to(backend)
-            moved += [(f"{what}, moved to NumPy", there, view(host)), (f"{what}, moved from NumPy", back, view(host))]
+            moved += [(f"{what}, moved to {place}", there, view(host))]
+            moved += [(f"{what}, moved from {place}", back, view(host))]
         _reuse_freed_memory(backend, moved[-1][2])
         for what, x, host in moved:
             _check_moved(backend, what, x, host)

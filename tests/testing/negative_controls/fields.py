@@ -303,6 +303,14 @@ def a_transfer_takes_all_for_dense(backend):
     return backend._replace(name="elsewhere", transfer=transfer)
 
 
+@fault("numpy", {"backend-moves": "mine:0: a transposed array of bool, moved to another device, has other"})
+def a_transfer_between_devices_takes_all_for_dense(backend):
+    def transfer(buf, target):
+        return np.ravel(buf, "K").reshape(buf.shape) if target.name == "mine:0" else NotImplemented
+
+    return backend._replace(name="mine:0", transfer=transfer)
+
+
 @fault(
     "numpy", {"backend-moves": "elsewhere: its home is 'numpy', and an array of it added to one of NumPy gives other"}
 )
@@ -325,6 +333,11 @@ def a_home_is_that_of_other_buffers(backend):
 @fault("numpy", {"backend-fields": "numpy: flushes names float64; it must name floating-point dtypes among dtypes"})
 def what_is_not_held_is_flushed(backend):
     return backend._replace(dtypes=backend.dtypes - {float64}, flushes=frozenset({float64}))
+
+
+@fault("numpy", {"backend-fields": "numpy: dtypes names complex64, complex128; there must be kernels for complex$"})
+def a_complex_dtype_comes_without_its_group(backend):
+    return backend._replace(kernels={op: kernel for op, kernel in backend.kernels.items() if op is not ops.complex})
 
 
 @fault("numpy", {"backend-fields": "numpy: reads names lr of exp; inputs of it that are numbers: none"})
