@@ -14,6 +14,8 @@ The kernel of a primitive, or of an op that states its VJP, is a function:
   ints.
 - Inputs that the op promotes have one dtype. Indices are int32 or int64. Inputs are not broadcast to a common shape.
 - A kernel never writes to an input. It may return a view of one.
+- An error that occurs after the kernel has returned is raised by the next download of the result or of a value computed
+  from it, and by `synchronize` if no download came first.
 
 The kernel of any other op, whose gradient is its decomposition's, is a Fused: a fused kernel with its VJP. A plain
 kernel of such an op is used where no gradient is wanted, and may return NotImplemented as `forward` below does.
@@ -169,7 +171,7 @@ class Backend(NamedTuple):
         kernels: Op -> kernel or Fused. Read-only once the backend has started.
         upload: numpy.ndarray -> buffer that owns its memory.
         download: buffer -> C-contiguous numpy.ndarray owned by the caller. Waits for the buffer's value.
-        synchronize: () -> None. Waits for all enqueued work.
+        synchronize: () -> None. Waits for all enqueued work. Raises the error of a kernel that no download has raised.
         dtypes: dtypes of the arrays that the backend can hold; by default all but the complex ones.
         hardware: One line that describes the hardware. (`Array.device` is `name`.)
         memory: () -> bytes by name: "in use", "peak", "held", "limit". Empty if unknown.
