@@ -33,7 +33,7 @@ from tests.helpers.root import ROOT
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "write-a-backend.md"
 PRIMITIVES = [op for op in OPS if op.decomposition is None and not op.group and op.__module__.startswith("polyarr.")]
-BACKENDS = {"tiny": "polyarr-tiny", "torch": "polyarr-torch", "tinygrad": "polyarr-tinygrad", "mlx": "polyarr-mlx"}
+BACKENDS = {name: f"polyarr-{name}" for name in ("tiny", "torch", "tinygrad", "mlx", "workers")}
 LIBRARIES = {"torch": "torch", "tinygrad": "tinygrad", "mlx": "mlx.core"}
 CASES = cases(USUAL_LEVEL)
 
