@@ -29,7 +29,7 @@ _path = click.Path(path_type=Path)
 @click.argument("name", required=False)
 @click.option(
     "--adapter", metavar="FRAMEWORK:DEVICE", help="Instead of NAME: check the functions and gradients of another "
-    "framework, such as torch:cpu or jax:cpu.",
+    "framework, such as torch:cpu, jax:cpu or keras:jax.",
 )  # fmt: skip
 @click.option(
     "--level", type=click.Choice(LEVELS), default=USUAL_LEVEL, show_default=True, help="Which cases to run; a level "

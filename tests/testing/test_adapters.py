@@ -178,7 +178,7 @@ def test_only_checks_of_functions_are_made_of_an_adapter():
 
 @pytest.mark.parametrize("name", ["theano:cpu", "torch", "torch:", ""])
 def test_a_framework_that_is_unknown_is_an_error(name):
-    with pytest.raises(BackendError, match=r"it must be a framework \(torch, jax\), a colon and a device"):
+    with pytest.raises(BackendError, match=r"it must be a framework \(torch, jax, keras\), a colon and a device"):
         adapters.start(name)
 
 

@@ -8,6 +8,7 @@ An op without a function in the framework is skipped; its decomposition never ru
 """
 
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,7 +30,7 @@ from polyarr.plugins import hookimpl, register_plugin
 
 FAMILY = "adapter"  # of the names of these backends, such as "adapter:torch:cpu"
 # Name of a framework -> (module of this package, name of the framework's own package).
-FRAMEWORKS = {"torch": ("pytorch", "torch"), "jax": ("xla", "jax")}
+FRAMEWORKS = {"torch": ("pytorch", "torch"), "jax": ("xla", "jax"), "keras": ("keras_ops", "keras")}
 # Checks of functions and their gradients; the others are about polyarr's own compile, vmap, tape and memory.
 CHECKS = frozenset((
     "forward", "special", "alone", "layout", "large", "sweep", "promised", "numbers", "alias", "bounds", "purity",
@@ -138,7 +139,7 @@ def leaving_out() -> Iterator[None]:
 
 
 def start(device: str) -> Backend:
-    """Return the adapter for a name such as "torch:cpu".
+    """Return the adapter for a name such as "torch:cpu" or "keras:jax".
 
     Raises:
         BackendError: There is no such framework or device, or the framework cannot be imported.
@@ -146,8 +147,11 @@ def start(device: str) -> Backend:
     name, _, place = device.partition(":")
     if name not in FRAMEWORKS or not place:
         known = ", ".join(FRAMEWORKS)
-        raise BackendError(f"adapter {device!r}; it must be a framework ({known}), a colon and a device")
+        required = f"a framework ({known}), a colon and a device, for keras one of its backends"
+        raise BackendError(f"adapter {device!r}; it must be {required}")
     module, package = FRAMEWORKS[name]
+    if name == "keras":
+        os.environ["KERAS_BACKEND"] = place  # which Keras reads when it is imported
     try:
         importlib.import_module(package)
     except ImportError as error:
