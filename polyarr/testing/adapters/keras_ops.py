@@ -110,6 +110,11 @@ def clip(x: Any, low: Any, high: Any) -> Any:
     return K.clip(x, *as_tensors(x, low, high)[1:])
 
 
+def imaginary(x: Any) -> Any:
+    """Return the imaginary part; of real numbers, Keras leaves it to its backend."""
+    return K.imag(x) if is_complex(x) else K.zeros_like(x)
+
+
 def complex_of(x: Any, y: Any) -> Any:
     """Return x + i y; float16 and bfloat16 have complex64."""
     x, y = (wide(a) for a in as_tensors(x, y))
@@ -126,6 +131,12 @@ def slice_update(x: Any, value: Any, starts: tuple, *, steps: tuple) -> Any:
 def moved(function: Callable) -> Callable:
     """Return a function along an axis from one along the last axis."""
     return lambda x, *, axis, **params: K.moveaxis(function(K.moveaxis(x, axis, -1), **params), -1, axis)
+
+
+def pad(x: Any, *, pad_width: Any, constant_values: Any) -> Any:
+    """Return x padded; one pair for all axes, which Keras takes on JAX, it does not take on its other backends."""
+    widths = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
+    return K.pad(x, widths, constant_values=constant_values) if x.ndim else x
 
 
 def places(indices: Any, n: int) -> Any:
@@ -391,13 +402,14 @@ def dft_to_real(x: Any, *, n: int, inverse: bool, scale: float) -> Any:
 # ---- the table ---------------------------------------------------------------------------------------------------
 
 SAME = """negative abs square reciprocal exp expm1 log log1p log2 log10 sqrt rsqrt sin cos tan sinh cosh tanh erf
-sigmoid relu silu isnan isinf isfinite signbit logical_not real imag""".split()
+sigmoid relu silu isnan isinf isfinite signbit logical_not real""".split()
 SAME_OF_TWO = """add subtract multiply divide maximum minimum hypot logaddexp equal not_equal less less_equal greater
 greater_equal bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor nextafter bitwise_left_shift
 bitwise_right_shift""".split()
 OTHER_NAMES = {
     "asin": K.arcsin, "acos": K.arccos, "atan": K.arctan, "asinh": K.arcsinh, "acosh": K.arccosh, "atanh": K.arctanh,
-    "bitwise_invert": K.bitwise_invert, "conj": K.conj, "real_part": K.real, "imaginary_part": K.imag,
+    "bitwise_invert": K.bitwise_invert, "conj": K.conj, "imag": imaginary, "real_part": K.real,
+    "imaginary_part": K.imag,
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(K, name) for name in SAME}, **OTHER_NAMES,
@@ -414,7 +426,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moveaxis": lambda x, *, source, destination: K.moveaxis(x, source, destination),
     "unstack": lambda x, *, axis: tuple(K.unstack(x, axis=axis)),
     "split": lambda x, *, indices_or_sections, axis: tuple(K.split(x, indices_or_sections, axis)),
-    "pad": lambda x, *, pad_width, constant_values: K.pad(x, pad_width, constant_values=constant_values),
+    "pad": pad,
     "roll": lambda x, *, shift, axis: K.roll(x, shift, axis),
     "tile": lambda x, *, repetitions: K.tile(x, repetitions),
     "repeat": lambda x, *, repeats, axis: K.repeat(x, repeats, axis), "tril": lambda x, *, k: K.tril(x, k),
