@@ -284,12 +284,14 @@ def attention(
     heads = lambda a: K.reshape(K.broadcast_to(a, (*lead, *a.shape[-2:])), (1, -1, *a.shape[-2:]))
     more: dict[str, Any] = {"is_causal": causal and t == s and mask is None}
     seen = K.convert_to_tensor(np.tri(t, s, s - t if causal else s, dtype=bool))
+    if causal and mask is not None and "bool" not in str(mask.dtype):  # a bias beside a mask
+        raise Absent
     if mask is not None and "bool" in str(mask.dtype):
         seen = K.logical_and(mask, seen)
     elif mask is not None:
         more["bias"] = heads(K.broadcast_to(K.cast(mask, q.dtype), (*lead, t, s)))
     seen = heads(K.broadcast_to(seen, (*lead, t, s)))
-    if not more["is_causal"] and (causal or mask is not None):
+    if not more["is_causal"] and "bias" not in more and (causal or mask is not None):
         more["mask"] = seen
     turned = (K.swapaxes(heads(a), 1, 2) for a in (q, k, v))
     y = K.swapaxes(K.dot_product_attention(*turned, **more, scale=scale), 1, 2)
@@ -317,7 +319,7 @@ def conv(
     """Return the convolution; Keras's channels of the output are the last axis of the weight."""
     if max(stride) > 1 and max(dilation) > 1:
         raise Absent
-    kernel = K.moveaxis(weight, 0, -1)
+    kernel = K.moveaxis(full(weight), 0, -1)
     y = K.conv(padded(x, padding), kernel, stride, "valid", "channels_last", dilation)
     return ACTIVATIONS[activation](y if bias is None else y + like_x(y, bias)[0])
 
