@@ -3,7 +3,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyarr import distributed, fft, interop as _interop, linalg, nn, ops, optim, plugins, random, tree
+from polyarr import distributed, fft, interop as _interop, linalg, nn, ops, optim, plugins, random, special, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.batching import hessian, jacfwd, jacrev, linearize, scan, vmap, while_loop
 from polyarr.capture.compile import CaptureWarning, compile
@@ -53,7 +53,7 @@ __all__ = [
     "int32", "int64", "interpolate", "isdtype", "isin", "jacfwd", "jacrev", "jvp", "linalg", "linearize",
     "linspace", "load", "max_pool", "mean_pool", "memory_stats", "meshgrid", "nan", "newaxis", "nn", "nonzero",
     "ones", "ones_like", "ops", "optim", "pi", "plugins", "profile", "random", "repeat", "reshape", "result_type",
-    "save", "scan", "searchsorted", "set_backend", "set_matmul_precision", "stop_gradient", "synchronize",
+    "save", "scan", "searchsorted", "set_backend", "set_matmul_precision", "special", "stop_gradient", "synchronize",
     "transfers", "tree", "uint8", "uint16", "uint32", "uint64", "unique_all", "unique_counts", "unique_inverse",
     "unique_values", "use_backend", "use_matmul_precision", "value_and_grad", "vjp", "vmap", "where", "while_loop",
     "zeros", "zeros_like",

@@ -43,6 +43,7 @@ LAYERS = {
     "polyarr.creation": 4,
     "polyarr.fft": 5,
     "polyarr.linalg": 5,
+    "polyarr.special": 5,
     "polyarr.saving": 5,
     "polyarr.random": 4,
     "polyarr.inspection": 4,

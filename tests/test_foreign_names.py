@@ -11,8 +11,8 @@ from tests.helpers.root import ROOT
 
 PLACES = {
     "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.optim": pa.optim, "polyarr.random": pa.random,
-    "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.tree": pa.tree, "Array": pa.Array,
-    "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
+    "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.special": pa.special, "polyarr.tree": pa.tree,
+    "Array": pa.Array, "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
 }  # fmt: skip
 
 

@@ -131,11 +131,9 @@ _FUNCTIONS = {
     "pa.sign(x) * pa.abs(x) ** (1 / 3)": "cbrt",
     "x * (pa.pi / 180)": "deg2rad radians",
     "x * (180 / pa.pi)": "degrees rad2deg",
-    "1 - pa.erf(x)": "erfc",
     "x == pa.inf": "isposinf",
     "x == -pa.inf": "isneginf",
     "pa.where(x < 0, 0, pa.where(x == 0, y, 1))": "heaviside",
-    "pa.where(x == 0, 1, pa.sin(pa.pi * x) / (pa.pi * x))": "sinc",
     "pa.where(pa.isnan(x), 0, x)": "nan_to_num",
     "pa.abs(x - y) <= 1e-8 + 1e-5 * pa.abs(y)": "isclose",
     "bool(pa.all(pa.abs(x - y) <= 1e-8 + 1e-5 * pa.abs(y)))": "allclose",
@@ -184,7 +182,6 @@ _FUNCTIONS = {
     "pa.softmax(-x)": "softmin",
     "pa.logaddexp(x, 0)": "softplus",
     "-pa.logaddexp(-x, 0)": "log_sigmoid logsigmoid",
-    "pa.log(w / (1 - w))": "logit",
     "x / (1 + pa.abs(x))": "soft_sign softsign",
     "x * pa.tanh(pa.logaddexp(x, 0))": "mish",
     "pa.clip(x, min=0, max=6)": "relu6",
@@ -376,6 +373,7 @@ _LINALG = {
     "pa.linalg.svdvals(m)[0] / pa.linalg.svdvals(m)[-1]": "cond",
 }
 _FFT = {f"pa.fft.{name}n(x, axes=(-2, -1))": f"{name}2" for name in ("fft", "ifft", "rfft", "irfft")}
+_SPECIAL = {"pa.special.gammaln": "lgamma loggamma", "pa.special.polygamma(1, x)": "trigamma"}
 _TREE = {
     "pa.tree.items": "flatten_with_path leaves_with_path map_with_path tree_flatten_with_path",
     "pa.tree.leaves": "flatten tree_leaves",
@@ -413,6 +411,9 @@ _IN_LINALG = """cholesky cross det eig eigh eigvals eigvalsh inv matrix_norm mat
 solve svd svdvals trace vector_norm"""
 _IN_FFT = "fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
 
+_IN_SPECIAL = """beta betaln digamma entr erfc erfcinv erfcx erfinv expit gamma gammaln i0 i0e i1 i1e kl_div log_ndtr
+logit ndtr ndtri polygamma psi rel_entr sinc xlog1py xlogy zeta"""
+
 
 def _by_name(table: Mapping[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, names in table.items() for theirs in names.split()}
@@ -423,6 +424,8 @@ HINTS = {
     "polyarr": {
         **{name: f"pa.linalg.{name}" for name in _IN_LINALG.split()},
         **{name: f"pa.fft.{name}" for name in _IN_FFT.split()},
+        **{name: f"pa.special.{name}" for name in _IN_SPECIAL.split()},
+        **_by_name(_SPECIAL),
         **_by_name(_FUNCTIONS),
     },
     "polyarr.nn": _by_name(_NN),
@@ -430,6 +433,7 @@ HINTS = {
     "polyarr.random": _by_name(_RANDOM),
     "polyarr.linalg": _by_name(_LINALG),
     "polyarr.fft": _by_name(_FFT),
+    "polyarr.special": _by_name(_SPECIAL),
     "polyarr.tree": _by_name(_TREE),
     "Array": _by_name(_ARRAY),
     "Module": _by_name(_MODULE),

@@ -1,4 +1,4 @@
-"""Ops that polyarr offers in another form (creation, ops.standard, linalg, fft), and ops for layers and kernels.
+"""Ops that polyarr offers in another form (creation, ops.standard, linalg, fft, special), and ops for kernels.
 
 Type checkers read inner.pyi instead, which `make stubs` writes.
 """
@@ -23,5 +23,9 @@ from polyarr.ops.pool import adaptive_mean_pool, interpolate, max_pool, mean_poo
 from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import reshape, slice, slice_update
+from polyarr.ops.special import (
+    beta, betaln, digamma, entr, erfc, erfcinv, erfcx, erfinv, gamma, gammaln, i0, i0e, i1, i1e, kl_div, log_ndtr,
+    logit, ndtr, ndtri, rel_entr, sinc, xlog1py, xlogy, zeta,
+)
 
 __all__ = [name for name in dir() if name[0].isalpha()]  # neither dunders nor what pytest adds, beginning with @

@@ -17,6 +17,8 @@ def argtopk(x: Array, k: int, axis: int = -1) -> Array: ...
 def astype(x: Array, dtype: DType) -> Array: ...
 @_op
 def astype_all(arrays: Sequence[Array], dtype: DType) -> tuple[Array, ...]: ...
+beta: _Binary
+betaln: _Binary
 @_op
 def cache_update(cache: Array, k: Array, v: Array, positions: Array) -> Array: ...
 cholesky: _Unary
@@ -44,26 +46,43 @@ def dft(x: Array, axis: int = -1, inverse: bool = False, scale: float = 1.0) -> 
 def dft_of_real(x: Array, axis: int = -1, inverse: bool = False, scale: float = 1.0) -> Array: ...
 @_op
 def dft_to_real(x: Array, n: int, axis: int = -1, inverse: bool = True, scale: float = 1.0) -> Array: ...
+digamma: _Unary
 @_op
 def eig(x: Array) -> tuple[Array, Array]: ...
 @_op
 def eigh(x: Array) -> tuple[Array, Array]: ...
 eigvals: _Unary
 eigvalsh: _Unary
+entr: _Unary
+erfc: _Unary
+erfcinv: _Unary
+erfcx: _Unary
+erfinv: _Unary
 @_op
 def fill(value: float, like: Array | None = None, *, shape: int | Sequence[int], dtype: DType) -> Array: ...
+gamma: _Unary
+gammaln: _Unary
+i0: _Unary
+i0e: _Unary
+i1: _Unary
+i1e: _Unary
 imaginary_part: _Unary
 @_op
 def interpolate(x: Array, shape: int | Sequence[int] | None = None, scale: float | Sequence[float] | None = None, mode: str = 'nearest', align_corners: bool = False) -> Array: ...
 inv: _Unary
 @_op
 def iota(start: float, step: float, like: Array | None = None, *, size: int, dtype: DType) -> Array: ...
+kl_div: _Binary
+log_ndtr: _Unary
+logit: _Unary
 @_op
 def matrix_product(x: Array, y: Array, precision: str | None = None) -> Array: ...
 @_op
 def max_pool(x: Array, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: str | int | Sequence[int] | Sequence[Sequence[int]] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False) -> Array: ...
 @_op
 def mean_pool(x: Array, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: str | int | Sequence[int] | Sequence[Sequence[int]] = 0, ceil_mode: bool = False, count_include_pad: bool = True, divisor: float | None = None) -> Array: ...
+ndtr: _Unary
+ndtri: _Unary
 @_op
 def pinv(x: Array, rtol: Array | float) -> Array: ...
 @_op
@@ -71,12 +90,14 @@ def qr(x: Array) -> tuple[Array, Array]: ...
 @_op
 def random_bits(key: Array | int, counter: Array | int, like: Array | None = None, *, shape: int | Sequence[int]) -> Array: ...
 real_part: _Unary
+rel_entr: _Binary
 @_op
 def repeat(x: Array, repeats: int, axis: int | None = None) -> Array: ...
 @_op
 def reshape(x: Array, shape: int | Sequence[int]) -> Array: ...
 @_op
 def sgd(params: Sequence[Array], grads: Sequence[Array], velocity: Sequence[Array], lr: Array | float, scale: Array | float = 1.0, *, momentum: float, weight_decay: Sequence[float], nesterov: bool) -> tuple[tuple[Array, ...], ...]: ...
+sinc: _Unary
 @_op
 def slice(x: Array, starts: Sequence[Array | int], steps: Sequence[int], shape: int | Sequence[int]) -> Array: ...
 @_op
@@ -96,11 +117,17 @@ def vector_norm(x: Array, axis: int | Sequence[int] | None = None, keepdims: boo
 def where(condition: Array, x: Array | float, y: Array | float) -> Array: ...
 @_op
 def windows(x: Array, kernel: int | Sequence[int], stride: int | Sequence[int] = 1, dilation: int | Sequence[int] = 1) -> Array: ...
+xlog1py: _Binary
+xlogy: _Binary
+@_op
+def zeta(x: Array | float, q: Array | float) -> Array: ...
 __all__ = [
-"adamw", "adaptive_mean_pool", "argtopk", "astype", "astype_all", "cache_update", "cholesky", "complex", "concat",
-"conv", "conv_input_gradient", "conv_product", "conv_transpose", "conv_weight_gradient", "cross_entropy_and_gradient",
-"cumulative_sum", "det", "dft", "dft_of_real", "dft_to_real", "eig", "eigh", "eigvals", "eigvalsh", "fill",
-"imaginary_part", "interpolate", "inv", "iota", "matrix_product", "max_pool", "mean_pool", "pinv", "qr",
-"random_bits", "real_part", "repeat", "reshape", "sgd", "slice", "slice_update", "slogdet", "solve", "sum_windows",
-"svd", "svdvals", "vector_norm", "where", "windows"
+"adamw", "adaptive_mean_pool", "argtopk", "astype", "astype_all", "beta", "betaln", "cache_update", "cholesky",
+"complex", "concat", "conv", "conv_input_gradient", "conv_product", "conv_transpose", "conv_weight_gradient",
+"cross_entropy_and_gradient", "cumulative_sum", "det", "dft", "dft_of_real", "dft_to_real", "digamma", "eig", "eigh",
+"eigvals", "eigvalsh", "entr", "erfc", "erfcinv", "erfcx", "erfinv", "fill", "gamma", "gammaln", "i0", "i0e", "i1",
+"i1e", "imaginary_part", "interpolate", "inv", "iota", "kl_div", "log_ndtr", "logit", "matrix_product", "max_pool",
+"mean_pool", "ndtr", "ndtri", "pinv", "qr", "random_bits", "real_part", "rel_entr", "repeat", "reshape", "sgd",
+"sinc", "slice", "slice_update", "slogdet", "solve", "sum_windows", "svd", "svdvals", "vector_norm", "where",
+"windows", "xlog1py", "xlogy", "zeta"
 ]

@@ -106,6 +106,7 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "ties": lambda rng, size: rng.integers(-2, 3, size).astype(np.float64),
     "positive": lambda rng, size: rng.uniform(0.2, 3.0, size),
     "unit": lambda rng, size: rng.uniform(-0.9, 0.9, size),
+    "share": lambda rng, size: rng.uniform(0.05, 0.95, size),
     "above one": lambda rng, size: rng.uniform(1.2, 4.0, size),
     # Exact in every dtype, and never 0: a cotangent of 0 would hide any error.
     "eighths": lambda rng, size: (np.floor(np.clip(rng.standard_normal(size), -3, 3) * 4) * 2 + 1) / 8,
@@ -132,7 +133,6 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "lone inf": _lone(np.inf),
     "lone -inf": _lone(-np.inf),
 }
-
 
 ORDINARY = {*VALUES, *MATRICES, "mixed", "special", "edges"} - {
     "distinct",

@@ -6,7 +6,18 @@ cases avoid points without a derivative, where central differences are meaningle
 """
 
 from polyarr.core.op import Op
-from polyarr.testing.samples import elementwise, fourier, images, indexing, matrices, moving, norms, products, reducing
+from polyarr.testing.samples import (
+    elementwise,
+    fourier,
+    images,
+    indexing,
+    matrices,
+    moving,
+    norms,
+    products,
+    reducing,
+    special,
+)  # fmt: skip
 from polyarr.testing.samples.crossed import in_other_dtypes, with_other_values
 from polyarr.testing.samples.elementwise import alone
 from polyarr.testing.samples.entry import Cases, Entry
@@ -18,7 +29,7 @@ from polyarr.testing.samples.sweeps import is_swept, sweeps
 from polyarr.testing.strategies import memoized
 
 SAMPLES: dict[Op, Entry] = {}
-for _family in (elementwise, moving, indexing, reducing, products, norms, matrices, fourier, images):
+for _family in (elementwise, moving, indexing, reducing, products, norms, matrices, fourier, images, special):
     for _op, _entry in _family.SAMPLES.items():  # build each strategy once: building takes longer than drawing
         _smooth = _entry.smooth and memoized(_entry.smooth)
         SAMPLES[_op] = _entry._replace(cases=memoized(_entry.cases), smooth=_smooth)

@@ -38,7 +38,7 @@ def _smooth(values: str) -> Cases:
     return of_shape(lambda dtype: (values,), [s for s in SHAPES if np.prod(s) < 500])
 
 
-def _pairs(dtype: str, x: Sequence[str], y: Sequence[str], number: Any = None) -> SearchStrategy[Sample]:
+def pairs(dtype: str, x: Sequence[str], y: Sequence[str], number: Any = None) -> SearchStrategy[Sample]:
     """Return the strategy for two arrays that broadcast, or an array and a Python number on either side."""
 
     def drawn(shapes: tuple) -> SearchStrategy:
@@ -111,8 +111,8 @@ def _binary(
     zeros: bool = False,
 ) -> None:
     SAMPLES[op] = Entry(
-        lambda dtype: _pairs(dtype, values, values, numbers),
-        smooth and (lambda dtype: _pairs(dtype, smooth[:1], smooth[1:], _positive_numbers)),
+        lambda dtype: pairs(dtype, values, values, numbers),
+        smooth and (lambda dtype: pairs(dtype, smooth[:1], smooth[1:], _positive_numbers)),
         reference or getattr(np, op.name),
         tolerance,
         dtypes(kind),
@@ -144,7 +144,7 @@ for _op in (ops.logical_and, ops.logical_or, ops.logical_xor):
 def _divisions(dtype: str) -> SearchStrategy[Sample]:
     # A quotient near a whole number may round either way; those of small whole numbers are exact.
     values = ("special", "normal", "ties") if "int" in dtype else ("ties",)
-    return _pairs(dtype, values, values, numbers)
+    return pairs(dtype, values, values, numbers)
 
 
 for _op in (ops.floor_divide, ops.remainder):
@@ -155,9 +155,9 @@ for _op in (ops.floor_divide, ops.remainder):
 
 def _powers(dtype: str) -> SearchStrategy[Sample]:
     if "int" in dtype:  # the standard leaves negative whole exponents undefined
-        return _pairs(dtype, ("normal", "special", "ties"), ("below",), _positive_numbers).map(_with_small_exponent)
+        return pairs(dtype, ("normal", "special", "ties"), ("below",), _positive_numbers).map(_with_small_exponent)
     bases, exponents = ("ties", "special", "positive", "normal"), ("normal", "special", "ties")
-    return _pairs(dtype, bases, exponents, numbers)
+    return pairs(dtype, bases, exponents, numbers)
 
 
 def _with_small_exponent(sample: Sample) -> Sample:
@@ -175,7 +175,7 @@ def _neighbours(x: Any, y: Any) -> np.ndarray:
 
 
 SAMPLES[ops.nextafter] = Entry(
-    lambda dtype: _pairs(dtype, EVERYTHING, EVERYTHING, numbers),
+    lambda dtype: pairs(dtype, EVERYTHING, EVERYTHING, numbers),
     None,
     _neighbours,
     "exact",

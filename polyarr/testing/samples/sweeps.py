@@ -12,7 +12,7 @@ import numpy as np
 from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.core.spec import COMPLEX, DTYPES, as_dtype
-from polyarr.testing.samples import elementwise
+from polyarr.testing.samples import elementwise, special
 from polyarr.testing.samples.entry import Entry
 from polyarr.testing.strategies import Data, Sample
 from polyarr.testing.sweeps import WIDE_COUNT, corners
@@ -120,5 +120,6 @@ SWEEPS |= {
     ops.clip: _clipped,
     ops.astype: _converted,
     ops.gelu: _of_one,
+    **dict.fromkeys(special.SWEPT, _of_one),
 }
 del SWEEPS[ops.astype_all]  # it runs as astype, which has sweeps

@@ -1,0 +1,74 @@
+"""polyarr.special: values beside high-precision ones, special values, inverses, and derivatives."""
+
+import math
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+
+# (function, x, value): computed with 50 digits by mpmath, and rounded
+VALUES = [
+    ("erfc", 0.5, 0.4795001221869535),
+    ("erfc", 5.0, 1.537459794428035e-12),
+    ("erfc", -1.5, 1.9661051464753108),
+    ("erfcx", 50.0, 0.011281536265323773),
+    ("ndtr", -12.0, 1.776482112077679e-33),
+    ("ndtr", 1.5, 0.9331927987311419),
+    ("log_ndtr", -30.0, -454.3212439563432),
+    ("erfinv", 0.75, 0.8134198475976185),
+    ("gammaln", 0.25, 1.2880225246980774),
+    ("gammaln", 50.0, 144.5657439463449),
+    ("gammaln", 1.125, -0.06002318412603958),
+    ("gamma", -4.5, -0.060019601300504245),
+    ("gamma", 30.5, 4.822696933490909e+31),
+    ("digamma", 1.5, 0.03648997397857652),
+    ("digamma", 100.0, 4.600161852738087),
+    ("i0", 3.0, 4.8807925858650245),
+    ("i0", 20.0, 43558282.559553534),
+    ("i1", -2.5, -2.5167162452886984),
+    ("i1e", 64.0, 0.04957414432031241),
+    ("logit", 0.625, 0.5108256237659907),
+    ("sinc", 2.25, 0.10003514623967845),
+    ("entr", 0.125, 0.25993019270997947),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_are_right_to_eight_ulps(backend, dtype):
+    for name, x, value in VALUES:
+        found = float(getattr(pa.special, name)(pa.asarray([x], dtype=dtype))[0])
+        assert abs(found - value) <= 8 * np.spacing(np.dtype(dtype).type(abs(value))), (name, x)
+
+
+def test_poles_and_infinities(backend):
+    special, inf, nan = pa.special, math.inf, math.nan
+    for fn, x, expected in (
+        (special.gammaln, [0.0, -1.0, inf, -inf], [inf, inf, inf, inf]),
+        (special.gamma, [0.0, -0.0, -2.0, inf], [inf, -inf, nan, inf]),
+        (special.digamma, [0.0, -1.0, inf], [-inf, nan, inf]),
+        (special.erfc, [inf, -inf, nan], [0.0, 2.0, nan]),
+        (special.erfinv, [1.0, -1.0, 2.0], [inf, -inf, nan]),
+        (special.ndtri, [0.0, 1.0, -0.5], [-inf, inf, nan]),
+        (special.logit, [0.0, 1.0, 2.0], [-inf, inf, nan]),
+        (special.entr, [0.0, -1.0, nan], [0.0, -inf, nan]),
+        (special.i0e, [inf, -inf], [0.0, 0.0]),
+        (lambda x: special.zeta(x, 1), [1.0, 0.5], [inf, nan]),
+        (lambda x: special.xlogy(0, x), [0.0, inf, nan], [0.0, 0.0, nan]),
+    ):
+        np.testing.assert_array_equal(fn(pa.asarray(x)).numpy(), np.float32(expected))
+
+
+def test_derivatives_are_each_others(backend):
+    x = pa.asarray([0.3, 1.5, 4.0])
+    slope = pa.grad(lambda x: pa.sum(pa.special.gammaln(x)))
+    np.testing.assert_allclose(slope(x).numpy(), pa.special.digamma(x).numpy(), rtol=1e-6)
+    second = pa.grad(lambda x: pa.sum(slope(x)))
+    np.testing.assert_allclose(second(x).numpy(), pa.special.polygamma(1, x).numpy(), rtol=1e-5)
+    third = pa.grad(lambda x: pa.sum(second(x)))
+    np.testing.assert_allclose(third(x).numpy(), pa.special.polygamma(2, x).numpy(), rtol=1e-4)
+
+
+def test_an_order_below_0_is_refused():
+    with pytest.raises(ValueError, match="polygamma: n is -1; it must be at least 0"):
+        pa.special.polygamma(-1, pa.ones(1))
