@@ -4,10 +4,13 @@ Every buffer argument of an OpenCL kernel is checked in tests: see POLYARR_CHECK
 
 A test that needs no device is unmarked. A test with the `backend` fixture runs once on every backend that
 --polyarr-backend names (see pyproject.toml), each of which must start. --polyarr-thorough selects the thorough profile,
-and runs the kit's cases of all dtypes: otherwise those of signed or of unsigned integers of a width, and of complex64.
+and runs all of the kit's cases: otherwise those of signed or of unsigned integers of a width, and of complex64, and of
+an op without a kernel only what does not follow from the ops that it is made of.
 """
 
+import functools
 import gc
+import importlib
 import json
 import os
 import zlib
@@ -20,10 +23,13 @@ from hypothesis import HealthCheck, Phase, settings
 
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
+from polyarr.core.op import OPS
 from tests.passed import BACKENDS, MARK, ROOT, Group, group_of
 from tests.skips import lines_of
 
 KIT = ROOT / "polyarr" / "testing" / "conformance.py"
+# What holds for a call if it holds for every call of an op that it is made of.
+FOLLOWING = ("bounds", "purity", "determinism", "lasting", "threads", "memory")
 
 os.environ.setdefault("POLYARR_CHECK_LAUNCHES", "1")  # before any device starts
 
@@ -125,15 +131,29 @@ class Reuse:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the kit's cases of some dtypes to the thorough profile."""
+    """Leave the kit's cases of some dtypes, and those that follow from others, to the thorough profile."""
     if config.getoption("polyarr_thorough"):
         return
     kit = {item: item.callspec.params["case"] for item in items if item.path == KIT}  # type: ignore[attr-defined]
     names = {case.name for case in kit.values()}
     spared = {item for item, case in kit.items() if _other_dtype(case.check, case.subject) in names}
+    spared |= {item for item, case in kit.items() if case.check in FOLLOWING and case.subject in _made_of_ops(item)}
     if spared:
         config.hook.pytest_deselected(items=[*spared])
         items[:] = [item for item in items if item not in spared]
+
+
+def _made_of_ops(item: pytest.Item) -> frozenset[str]:
+    """Return the names of the ops for which a test's backend has no kernel."""
+    backend = item.callspec.params["polyarr_backend"]  # type: ignore[attr-defined]
+    return _without_kernel(backend) if backend in BACKENDS else frozenset()
+
+
+@functools.cache
+def _without_kernel(backend: str) -> frozenset[str]:
+    table = importlib.import_module(f"polyarr.backends.{backend}.table")
+    with_kernel = {*table.KERNELS, *getattr(table, "PAIRS", ())}  # kernels, and kernels with their VJPs
+    return frozenset(op.name for op in OPS if op.decomposition is not None and op not in with_kernel)
 
 
 def _other_dtype(dtype: str, op: str) -> str:
