@@ -33,7 +33,7 @@ def load_all():
             try:
                 importlib.import_module(found.name)
             except ModuleNotFoundError as error:
-                if error.name not in ("jax", "torch"):
+                if error.name not in ("jax", "keras", "tensorflow", "torch"):
                     raise
     return sorted(name for name in sys.modules if name.partition(".")[0] == "polyarr")
 

@@ -63,6 +63,11 @@ def test_distributed(folder):
     assert float(trained) > 0 and sharded == ""
 
 
+def test_optimizers(folder):
+    """Without the run, which takes minutes."""
+    follow(ROOT / "docs" / "optimizers.md", folder, ("train",))
+
+
 def test_train_on_several_devices(folder):
     """On one process."""
     (said,) = follow(ROOT / "docs" / "train-on-several-devices.md", folder)
