@@ -12,7 +12,7 @@ from tests.helpers.installing import child
 from tests.helpers.root import ROOT
 
 MODULES = """autograd batching contents creation distributed fft inspection linalg models nn ops optim plugins profiling
-random saving testing text training tree""".split()
+random saving special testing text training tree""".split()
 PAGES = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 DIRECTIVES = re.findall(r"^::: ([\w.]+)$(?:\n    options: {members: \[(.*)\]})?", PAGES, re.M)
 PLAIN = (bool, int, float, str, tuple, dict, list, type(None))

@@ -1,7 +1,6 @@
 """Special functions: error functions and the normal distribution, gamma functions, Bessel functions, entropies.
 
 Each is composed of other ops, accurate to a few ulps in float32 and float64. The polynomials are in coefficients.py.
-VJPs stand under the ops; an op without one is differentiated through its decomposition.
 """
 
 import math
@@ -27,7 +26,7 @@ from polyarr.ops.elementwise import (
     square,
     subtract,
     where,
-)
+)  # fmt: skip
 from polyarr.ops.functions import cos, exp, log, log1p, pow, sin, sqrt
 from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, greater_equal, less, less_equal
 from polyarr.ops.validation import whole
