@@ -59,6 +59,12 @@ def home_of(value: object) -> str:
     return home.partition(".")[0]
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_name_that_a_module_lacks_is_an_attribute_error(name):
+    """Libraries look for functions of others by getattr with a default."""
+    assert getattr(importlib.import_module(f"polyarr.{name}"), "no_such_name", None) is None
+
+
 def test_every_public_module_has_a_stability():
     """Each is in one row of the table, and the names with another stability are in its `__all__`."""
     text = (ROOT / "docs" / "stability.md").read_text()
