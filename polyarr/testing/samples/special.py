@@ -52,5 +52,6 @@ _binary(ops.xlog1py, ("normal", "positive"), ("normal", "positive"))
 _binary(ops.rel_entr, ("positive", "positive"), ("positive", "positive"), special="mixed")
 _binary(ops.kl_div, ("positive", "positive"), ("positive", "positive"), "cancelling", special="mixed")
 _binary(ops.zeta, ("above one", "positive"), ("above one", "positive"))
-_binary(ops.beta, ("positive", "positive"), ("positive", "positive"))
+# A beta function of 1e-15 is exp(-34), and an ulp of 34 is many of the result.
+_binary(ops.beta, ("positive", "positive"), ("positive", "positive"), "cancelling")
 _binary(ops.betaln, ("positive", "positive"), ("positive", "positive"), "cancelling")
