@@ -69,7 +69,7 @@ ERFINV_TAIL = Fit(
     ),
 )
 
-# erfinv(x) / (x s), by 1 / s with s from 5 to 27.35, which is that of the least float64
+# erfinv(x) / (x s) as a function of 1 / s, for s from 5 to 27.35, the s of the smallest positive float64
 ERFINV_END = Fit(
     0.11828153564899452, 0.0817184643510055,
     (

@@ -1,4 +1,4 @@
-"""What the conformance kit does not know of: several devices, errors of another process, and its end."""
+"""Tests beyond the conformance kit: several devices, errors that another process raises, and processes that end."""
 
 import multiprocessing
 import os
