@@ -1,6 +1,7 @@
 """Special functions, under their names in scipy.special, jax.scipy.special and torch.special.
 
-The largest errors are a few ulps. A tiny or huge beta is computed from its logarithm: 4.6e-15 was 31 ulps off in float32.
+The largest errors are a few ulps. A tiny or huge beta is computed from its logarithm: 4.6e-15 was
+31 ulps off in float32.
 
 All run on every backend, compiled and under vmap, with gradients of every order; those of gammaln and gamma are
 digamma's, and so on. Arrays must be floating-point. float16 and bfloat16 are computed in float32 and rounded once.
