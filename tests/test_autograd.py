@@ -456,6 +456,8 @@ def test_a_cotangent_of_none_means_zeros(on_numpy: Backend, cotangent: Callable,
         (lambda x: pa.grad(ops.sum)(x=x), GradientError, "^grad: argnums names argument 0 of 0 that were given"),
         (lambda x: pa.value_and_grad(ops.sum)(3.0), GradientError, "^value_and_grad: no floating-point array"),
         (lambda x: pa.grad(ops.sum, argnums=1)(x), GradientError, "argument 1 of 1 that"),
+        (lambda x: pa.grad(ops.multiply, (0, -2))(x, x), GradientError, r"argnums is \(0, -2\) for 2 .* at most once"),
+        (lambda x: pa.jacrev(ops.multiply, (0, 0))(x, x), GradientError, r"^jacrev: argnums is \(0, 0\) for 2 arg"),
         (
             lambda x: pa.grad(ops.sum, argnums="x"),
             GradientError,

@@ -40,11 +40,13 @@ def argument_numbers(asked: str, argnums: Any) -> tuple[int, ...]:
 
 
 def check_given(asked: str, args: list, wanted: tuple[int, ...]) -> None:
-    """Raise GradientError if argnums names an argument that was not given by position."""
+    """Raise GradientError if argnums names an argument that was not given by position, or one twice."""
     for i in wanted:
         if not -len(args) <= i < len(args):
             given = f"argnums names argument {i} of {len(args)} that were given by position"
             raise GradientError(f"{asked}: {given}; what is differentiated must be given so, not by name")
+    if len({i % len(args) for i in wanted}) < len(wanted):
+        raise GradientError(f"{asked}: argnums is {wanted} for {len(args)} arguments; it must name each at most once")
 
 
 def without_floats(args: tuple, wanted: tuple[int, ...]) -> str:
