@@ -27,7 +27,7 @@ from polyarr.ops.elementwise import (
     subtract,
     where,
 )  # fmt: skip
-from polyarr.ops.functions import cos, exp, log, log1p, pow, sin, sqrt
+from polyarr.ops.functions import exp, log, log1p, pow, sin, sqrt
 from polyarr.ops.logic import bitwise_and, bitwise_or, equal, greater, greater_equal, less, less_equal
 from polyarr.ops.validation import whole
 
@@ -195,7 +195,7 @@ def gammaln(x):
     found = where(less(y, 3), subtract(rest, log(divisor)), large)
     sine, _ = _sine_of_turns(x)
     reflected = subtract(subtract(math.log(math.pi), log(abs(sine))), found)
-    return where(isinf(x), math.inf, where(is_negative, reflected, found))
+    return where(isinf(found), math.inf, where(is_negative, reflected, found))
 
 
 @elementwise("floating", primitive=False)
@@ -237,8 +237,7 @@ def digamma(x):
     found = where(less(z, 2), center, tail)
     found = where(less(y, 1), subtract(found, divide(1, y)), found)
     sine, _ = _sine_of_turns(x)
-    turns = multiply(subtract(x, round(x)), math.pi)
-    reflected = subtract(found, divide(multiply(cos(turns), math.pi), sine))
+    reflected = subtract(found, divide(multiply(_cosine_of_turns(x), math.pi), sine))
     return where(is_negative, where(equal(sine, 0), math.nan, reflected), found)
 
 
@@ -262,7 +261,7 @@ def zeta(x, q):
     w = add(q, terms)
     last = pow(w, power)
     gap = where(is_valid, subtract(x, 1), 1)
-    total = add(total, add(divide(multiply(last, w), gap), multiply(last, 0.5)))
+    total = add(total, add(divide(pow(w, subtract(1, x)), gap), multiply(last, 0.5)))
     term = divide(multiply(last, x), w)
     for j in range(corrections):
         total = add(total, multiply(term, BERNOULLI[j]))
@@ -277,7 +276,7 @@ def polygamma(n, x):
     """Return the derivative of order n of digamma.
 
     Args:
-        n: Int from 0 on; 0 for digamma itself.
+        n: Int from 0 on; 0 for digamma itself. Above 170 (float64) or 34 (other dtypes) n! overflows, and the result.
         x: Floating-point array of any shape.
 
     Returns:
@@ -303,9 +302,8 @@ def polygamma(n, x):
     is_negative = less(x, 0)
     y = where(is_negative, subtract(1, x), x)
     found = multiply(zeta(float(n + 1), y), (-1.0) ** (n + 1) * math.factorial(n))
-    sine, _ = _sine_of_turns(x)
-    sine = where(is_negative, sine, 1)  # 0 at integers, where the gradient of the unused branch would be nan
-    cotangent = divide(cos(multiply(subtract(x, round(x)), math.pi)), sine)
+    sine = where(is_negative, _sine_of_turns(x)[0], 1)  # not 0, for which the unused branch's gradient is nan
+    cotangent = divide(_cosine_of_turns(x), sine)
     slope = multiply(_horner(cotangent, _cotangent_derivative(n)), math.pi ** (n + 1))
     return where(is_negative, subtract(multiply(found, (-1.0) ** n), slope), found)
 
@@ -321,17 +319,17 @@ def betaln(x, y):
     small, large = minimum(x, y), maximum(x, y)
     both = add(small, large)
     simple = subtract(add(gammaln(small), gammaln(large)), gammaln(both))
-    a, b = maximum(small, TINY), maximum(large, 3)
+    is_large = bitwise_and(greater_equal(large, 3), greater_equal(both, 3))
+    a, b = where(is_large, small, 1), maximum(large, 3)
     total = add(a, b)
     # log(gamma(b)) - log(gamma(a + b)) - a
-    fall = subtract(_stirling(b), _stirling(total))
-    fall = subtract(fall, multiply(subtract(b, 0.5), log1p(divide(a, b))))
+    fall = subtract(subtract(_stirling(b), _stirling(total)), multiply(subtract(b, 0.5), log1p(divide(a, b))))
     one_large = add(gammaln(a), add(subtract(a, multiply(a, log(total))), fall))
     both_large = add(_stirling(a), HALF_LOG_2_PI)
     both_large = subtract(subtract(both_large, multiply(log(a), 0.5)), multiply(a, log1p(divide(b, a))))
     found = where(less(a, 3), one_large, add(both_large, fall))
-    found = where(equal(large, math.inf), -math.inf, found)
-    return where(bitwise_and(greater(small, 0), greater_equal(large, 3)), found, simple)
+    found = where(equal(large, math.inf), multiply(small, -math.inf), found)
+    return where(is_large, found, simple)
 
 
 @elementwise("floating", primitive=False)
@@ -342,9 +340,11 @@ def beta(x, y):
     Array([1.0666667 , 0.08333333], float32, 'numpy')
     """
     x, y = array_like(x, y), array_like(y, x)
-    ratio = multiply(gamma(x), divide(gamma(y), gamma(add(x, y))))
-    is_large = bitwise_and(greater(minimum(x, y), 0), greater_equal(maximum(x, y), 3))
-    return where(is_large, exp(betaln(x, y)), ratio)
+    first, second, both = gamma(x), gamma(y), add(x, y)
+    ratio = multiply(first, divide(second, gamma(both)))
+    of_small = where(less(x, y), first, second)  # its sign is the result's if x + y > 0; nan at negative integers
+    is_large = bitwise_and(greater(both, 0), greater_equal(maximum(x, y), 3))
+    return where(bitwise_and(is_large, equal(of_small, of_small)), copysign(exp(betaln(x, y)), of_small), ratio)
 
 
 gammaln.vjp(x=lambda g, x: multiply(g, digamma(x)))
@@ -359,15 +359,10 @@ beta.vjp(
 # Of the Euler-Maclaurin formula: Bernoulli's number of order 2 k divided by (2 k)!, for k = 1, 2, ...
 BERNOULLI = tuple(
     numerator / denominator / math.factorial(2 * k)
-    for k, (numerator, denominator) in enumerate(
-        (
-            (1, 6), (-1, 30), (1, 42), (-1, 30), (5, 66), (-691, 2730), (7, 6), (-3617, 510), (43867, 798),
-            (-174611, 330),
-        ),
-        start=1,
-    )
+    for k, (numerator, denominator) in enumerate((
+        (1, 6), (-1, 30), (1, 42), (-1, 30), (5, 66), (-691, 2730), (7, 6), (-3617, 510), (43867, 798), (-174611, 330),
+    ), start=1)
 )
-TINY = 2.0**-120  # log gamma and log are finite there in float32, too
 
 
 def _gamma_below_3(x):
@@ -391,6 +386,11 @@ def _sine_of_turns(x):
     half = multiply(nearest, 0.5)
     sign = subtract(1, multiply(subtract(half, floor(half)), 4))
     return sin(multiply(subtract(x, nearest), math.pi)), sign
+
+
+def _cosine_of_turns(x):
+    """Return |cos(pi x)|, with all digits near its zeros; sin(pi x) times the sign of _sine_of_turns belongs to it."""
+    return sin(multiply(subtract(0.5, abs(subtract(x, round(x)))), math.pi))
 
 
 def _cotangent_derivative(n: int) -> list[float]:
@@ -473,7 +473,7 @@ def _bessel_tail(size, fit: coefficients.Fit):
 
 def _grown(y, size):
     """Return y exp(size), without overflow of the exponential alone."""
-    half = exp(multiply(minimum(size, 1000), 0.5))
+    half = exp(multiply(size, 0.5))
     return multiply(multiply(where(isinf(size), math.inf, y), half), half)
 
 

@@ -34,6 +34,28 @@ VALUES = [
 ]
 
 
+# The same of two arguments: numbers below 0, and one much larger or smaller than the other
+VALUES_OF_TWO = [
+    ("beta", -0.5, 300.0, -61.32281564493394),
+    ("beta", -4.75, 1e6, -1.7832747526594496e27),
+    ("betaln", -0.5, 1e6, 8.173267027466657),
+    ("betaln", -2.25, 7.5, 4.528489871392684),
+    ("polygamma", 1, -0.5, 8.934802200544679),
+    ("polygamma", 3, -0.75, 1557.7451069721515),
+    ("polygamma", 10, -0.5, -42108.85876897549),
+    ("polygamma", 10, -1.5, -156.229596593233),
+    ("polygamma", 20, -2.5, -9182070.204945628),
+]
+# Those that only float64 has
+WIDE_VALUES = [
+    ("beta", 1e-300, 17.5, 1e300),
+    ("betaln", 1e-300, 100.0, 690.7755278982137),
+    ("polygamma", 1, 1e300, 1e-300),
+    ("polygamma", 3, 1e100, 2e-300),
+    ("polygamma", 50, -0.5, -3.179952703565868e55),
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_values_are_right_to_eight_ulps(backend, dtype):
     for name, x, value in VALUES:
@@ -41,10 +63,19 @@ def test_values_are_right_to_eight_ulps(backend, dtype):
         assert abs(found - value) <= 8 * np.spacing(np.dtype(dtype).type(abs(value))), (name, x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_of_two_arguments_over_wide_ranges(backend, dtype):
+    for name, x, y, value in VALUES_OF_TWO + (WIDE_VALUES if dtype == "float64" else []):
+        fn, y = getattr(pa.special, name), pa.asarray([y], dtype=dtype)
+        found = float(fn(x if name == "polygamma" else pa.asarray([x], dtype=dtype), y)[0])
+        ulps = 32 + (abs(math.log(abs(value))) if name == "beta" else 0)  # beta is the exponential of betaln
+        assert abs(found - value) <= ulps * np.finfo(dtype).eps * abs(value), (name, x, y, found)
+
+
 def test_poles_and_infinities(backend):
     special, inf, nan = pa.special, math.inf, math.nan
     for fn, x, expected in (
-        (special.gammaln, [0.0, -1.0, inf, -inf], [inf, inf, inf, inf]),
+        (special.gammaln, [0.0, -1.0, inf, -inf, -3e38], [inf, inf, inf, inf, inf]),
         (special.gamma, [0.0, -0.0, -2.0, inf], [inf, -inf, nan, inf]),
         (special.digamma, [0.0, -1.0, inf], [-inf, nan, inf]),
         (special.erfc, [inf, -inf, nan], [0.0, 2.0, nan]),
@@ -53,6 +84,9 @@ def test_poles_and_infinities(backend):
         (special.logit, [0.0, 1.0, 2.0], [-inf, inf, nan]),
         (special.entr, [0.0, -1.0, nan], [0.0, -inf, nan]),
         (special.i0e, [inf, -inf], [0.0, 0.0]),
+        (special.i0, [1e3, -3e38, inf], [inf, inf, inf]),
+        (special.i1, [1e3, -3e38, -inf], [inf, -inf, -inf]),
+        (lambda x: special.beta(x, 300), [0.0, -1.0], [inf, nan]),
         (lambda x: special.zeta(x, 1), [1.0, 0.5], [inf, nan]),
         (lambda x: special.xlogy(0, x), [0.0, inf, nan], [0.0, 0.0, nan]),
     ):
@@ -72,3 +106,8 @@ def test_derivatives_are_each_others(backend):
 def test_an_order_below_0_is_refused():
     with pytest.raises(ValueError, match="polygamma: n is -1; it must be at least 0"):
         pa.special.polygamma(-1, pa.ones(1))
+
+
+def test_bessel_functions_of_huge_numbers_are_infinite_in_float64(backend):
+    x = pa.asarray([1e300, -1e300], dtype="float64")
+    assert pa.special.i0(x).tolist() == [math.inf, math.inf] and pa.special.i1(x).tolist() == [math.inf, -math.inf]
