@@ -1,7 +1,8 @@
 """Special functions, under their names in scipy.special, jax.scipy.special and torch.special.
 
 The largest errors are a few ulps. A tiny or huge beta is computed from its logarithm: 4.6e-15 was
-31 ulps off in float32.
+31 ulps off in float32. Near a zero that is no integer, such as digamma's at -0.504, the error is a few ulps of the
+terms that cancel; so is that of kl_div of two nearly equal numbers.
 
 All run on every backend, compiled and under vmap, with gradients of every order; those of gammaln and gamma are
 digamma's, and so on. Arrays must be floating-point. float16 and bfloat16 are computed in float32 and rounded once.
