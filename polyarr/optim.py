@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -156,7 +156,7 @@ class Optimizer:
     decays: Callable[[str, Array], bool] = at_least_two_axes
     loss_scale: LossScale | None = field(default=None, kw_only=True)
 
-    moments = ()  # names of the states per parameter
+    moments: ClassVar[tuple[str, ...]] = ()  # names of the states per parameter
     elementwise = True  # whether a step computes each element of a parameter alone, but for the norm
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class Optimizer:
         (scale, finite), after = self._scale(gradients, state, norm), {}
         before = [params, *kept.values()]
         found = self._step(params, gradients, [[*held.values()] for held in before[1:]], state["step"], scale, decay)
-        if self.loss_scale:
+        if self.loss_scale and finite is not None:
             chosen = partial(map, partial(ops.where, finite))
             found = [chosen(new, old.values()) for new, old in zip(found, before, strict=True)]
             after = {"loss_scale": self.loss_scale.after(state["loss_scale"], finite)}
@@ -264,7 +264,7 @@ class Optimizer:
             return 1.0, None
         norm = ops.global_norm(grads) if norm is None else norm
         if not self.loss_scale:
-            return _scale_for(norm, self.clip), None
+            return 1.0 if self.clip is None else _scale_for(norm, self.clip), None
         by = loss_scale(state)
         return (1.0 if self.clip is None else _scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
@@ -325,8 +325,10 @@ class SGD(Optimizer):
     def _step(
         self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
     ) -> Sequence:
-        settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": decay}
-        return ops.sgd([*params.values()], grads, *moments, self.learning_rate(done), scale, **settings)
+        return ops.sgd(
+            [*params.values()], grads, moments[0], self.learning_rate(done), scale,
+            momentum=self.momentum, weight_decay=decay, nesterov=self.nesterov,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -358,14 +360,11 @@ class Adam(Optimizer):
     def _step(
         self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
     ) -> Sequence:
-        settings = {
-            "beta1": self.betas[0],
-            "beta2": self.betas[1],
-            "eps": self.eps,
-            "decoupled": self.decoupled,
-        }
-        lr = self.learning_rate(done)
-        return ops.adamw([*params.values()], grads, *moments, lr, done + 1, scale, weight_decay=decay, **settings)
+        (m, v), (beta1, beta2) = moments, self.betas
+        return ops.adamw(
+            [*params.values()], grads, m, v, self.learning_rate(done), done + 1, scale,
+            beta1=beta1, beta2=beta2, eps=self.eps, weight_decay=decay, decoupled=self.decoupled,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -466,14 +465,14 @@ class Muon(AdamW):
     def _step(
         self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
     ) -> Sequence:
-        given = {name: each for name, *each in zip(params, grads, moments[0], decay, strict=True)}
+        given = {name: (g, m, d) for name, g, m, d in zip(params, grads, moments[0], decay, strict=True)}
         others = [name for name, p in params.items() if not self._is_matrix(name, p)]
         rest: Sequence = ((), (), ())
         if others:
             g, m, own_decay = zip(*(given[name] for name in others), strict=True)
             own = {name: params[name] for name in others}
             rest = super()._step(own, [*g], [[*m], moments[1]], done, scale, own_decay)
-        new = {name: pair for name, *pair in zip(others, *rest[:2], strict=True)}
+        new = {name: (p, m) for name, p, m in zip(others, *rest[:2], strict=True)}
         lr = self.learning_rate(done)
         new |= {name: self._moved(p, *given[name], lr, scale) for name, p in params.items() if name not in new}
         return [new[name][0] for name in params], [new[name][1] for name in params], rest[2]

@@ -49,7 +49,8 @@ def children(tree: Any) -> dict[Any, Any] | None:
         >>> tree.children([7, 8])
         {0: 7, 1: 8}
     """
-    of = _children_of(type(tree))
+    kind: type = type(tree)
+    of = _children_of(kind)
     return None if of is None else of(tree)
 
 
@@ -57,7 +58,7 @@ def children(tree: Any) -> dict[Any, Any] | None:
 def _children_of(kind: type) -> Callable[[Any], dict[Any, Any]] | None:
     """Return the function that lists the children of containers of a class; cached, since every leaf asks for it."""
     if hasattr(kind, "tree_children"):
-        return kind.tree_children  # type: ignore[no-any-return]
+        return kind.tree_children
     if issubclass(kind, dict):
         return lambda tree: tree
     if issubclass(kind, (list, tuple)):
