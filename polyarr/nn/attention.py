@@ -246,13 +246,14 @@ class MultiHeadAttention(Module):
         if self.q_norm is not None or self.k_norm is not None:
             found = _normed(self.q_norm, qkv[:, :, :heads]), _normed(self.k_norm, qkv[:, :, heads : heads + kv])
             q, k = found if turned is None else (rotary(part, turned) for part in found)
-            parts = q, k, qkv[:, :, heads + kv :]
+            parts: tuple[Array, ...] = (q, k, qkv[:, :, heads + kv :])
         elif heads == kv and turned is None:
             parts = ops.unstack(ops.reshape(qkv, shape=(b, t, 3, heads, self.head_size)), axis=2)
         else:
             turning = qkv[:, :, : heads + kv] if turned is None else rotary(qkv[:, :, : heads + kv], turned)
             parts = turning[:, :, :heads], turning[:, :, heads:], qkv[:, :, heads + kv :]
-        return tuple(ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in parts)
+        q, k, v = (ops.permute_dims(a, axes=(0, 2, 1, 3)) for a in parts)
+        return q, k, v
 
     def _attended(self, q: Array, k: Array, v: Array, mask: Array | None, causal: bool) -> Array:
         """Return the attention of queries (B, H, T, D) to keys and values (B, K, S, D) as (B, T, H * D)."""

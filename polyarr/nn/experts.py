@@ -118,8 +118,9 @@ class MixtureOfExperts(Module):
         self.router = Linear(emb_dim, experts, bias=False, init=init)
         self.expert_gate, self.expert_up = (GroupedLinear(experts, emb_dim, hidden, init) for _ in range(2))
         self.expert_down = GroupedLinear(experts, hidden, emb_dim, out_init)
-        settings = {"activation": activation, "init": init, "out_init": out_init}
-        self.shared = GatedFeedForward(emb_dim, shared, **settings) if shared else None
+        self.shared = None
+        if shared:
+            self.shared = GatedFeedForward(emb_dim, shared, activation=activation, init=init, out_init=out_init)
         self.shared_gate = _Gate(emb_dim, init) if shared else None
 
     def __call__(self, x: Array) -> Array:

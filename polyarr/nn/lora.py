@@ -201,8 +201,8 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
     if not found and (experts := [path for path in _grouped(model) if fits(path)]):
         raise ValueError(f"lora: match is {match!r}; experts, such as {experts[0]}, have no adapters; match others")
     if not found:
-        parts = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
-        one = f", or of one part, such as {parts[0]}" if parts else ""
+        inner = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
+        one = f", or of one part, such as {inner[0]}" if inner else ""
         there = f"such as {', '.join([*layers][:_SHOWN])}{one}" if layers else "of which there is none"
         raise ValueError(f"lora: match is {match!r}; it must be a pattern for paths of Linear layers, {there}")
     return found

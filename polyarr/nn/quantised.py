@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from polyarr import ops
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.op import Op
 from polyarr.core.spec import Spec, float32
 from polyarr.nn.layers import Linear
 from polyarr.nn.lora import check_module, merge_lora, replaced
@@ -80,8 +81,9 @@ def _check_shape(path: str, found: QuantizedLinear, layer: Linear) -> None:
     """Raise ValueError unless the codes and scales are those of a weight of the shape of a layer."""
     codes, scale = (Spec(a.shape, a.dtype) for a in (found.codes, found.scale))
     rows, columns = layer.shape
+    op: Op = ops.quantized_linear  # whose signature has arrays, not Specs
     try:
-        fits = ops.quantized_linear(Spec((1, columns), float32), codes, scale).shape == (1, rows)
+        fits = op(Spec((1, columns), float32), codes, scale).shape == (1, rows)
     except (ShapeError, DtypeError):
         fits = False
     if not fits:
