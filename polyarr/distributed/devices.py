@@ -69,7 +69,7 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
         reduce, why = None, _why_not(offers)
         if not why:
             reduce, why = _join(link, rendezvous)
-        if not why:
+        if reduce is not None and not why:
             return DeviceTransport(rendezvous.library, backend, rendezvous.dtypes, reduce, host)
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)

@@ -39,7 +39,8 @@ class Link:
 
     def __init__(self, comm: Any = None, patience: float = PATIENCE) -> None:
         self.comm, self.patience = comm, patience
-        self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
+        self.rank: int = 0 if comm is None else comm.rank
+        self.size: int = 1 if comm is None else comm.size
         self.came, self.state = 0, self.RUNNING
         self.is_watched = False
         self.told: Callable[[], None] = lambda: None

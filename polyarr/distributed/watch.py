@@ -117,7 +117,7 @@ class Watch(threading.Thread):
         own = self.link.rank
         if own:
             silent = now - self.heard[0].when
-            found = (0, f"has given no sign of life for {silent:.0f} s")
+            found: tuple[int, str] | None = (0, f"has given no sign of life for {silent:.0f} s")
             if silent <= self.link.patience + min(own, 4):
                 return
         elif all(heard.state == Link.ENDED for heard in self.heard):

@@ -89,14 +89,14 @@ def main(listener: socket.socket, ranks: int) -> None:
         for _ in range(ranks):
             connection, _ = listener.accept()
             received[connection] = bytearray()
-            waiting.register(connection, selectors.EVENT_READ)
+            waiting.register(connection, selectors.EVENT_READ, data=connection)
     listener.close()
     for connection in received:
         with suppress(OSError):
             connection.sendall(READY)
     while received:
         # All pending events in order, so that the first rank that died is found even if several did.
-        found = [(key.fileobj, key.fileobj.recv(256)) for key, _ in waiting.select()]
+        found: list[tuple[socket.socket, bytes]] = [(key.data, key.data.recv(256)) for key, _ in waiting.select()]
         for connection, more in found:
             received[connection] += more
         if any(TOLD in each.partition(b"\n")[2] for each in received.values()):
