@@ -45,8 +45,7 @@ class Tensor(NamedTuple):
         """Return a dict that JSON can hold."""
         known = self.statistics._asdict() if self.statistics else {}
         found = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
-        found |= {"size": self.size, "bytes": self.nbytes}
-        return _plain(found | known)
+        return _plain({**found, "size": self.size, "bytes": self.nbytes, **known})
 
 
 @dataclass

@@ -2,14 +2,15 @@
 
 import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polyarr.atomic import write_whole
-from polyarr.contents.contents import Contents, Tensor
-from polyarr.contents.statistics import histogram
+from polyarr.contents.contents import Contents
+from polyarr.contents.statistics import Statistics, histogram
 from polyarr.extras import extra
 
 BINS = 60
@@ -33,17 +34,22 @@ def save_histograms(path: str | Path, contents: Contents) -> int:
         OSError: The file cannot be written.
         RuntimeError: The library matplotlib is missing.
     """
-    some = [t for t in contents.tensors if t.stored.blocks and t.statistics and _is_finite(t)]
-    kept = {id(t) for t in sorted(some, key=lambda t: -t.size)[:MAX_HISTOGRAMS]}
-    shown = [t for t in some if id(t) in kept]
+    some = [
+        (t, blocks, ends)
+        for t in contents.tensors
+        if (blocks := t.stored.blocks) and t.statistics and (ends := _finite_ends(t.statistics))
+    ]
+    kept = {id(t) for t, *_ in sorted(some, key=lambda each: -each[0].size)[:MAX_HISTOGRAMS]}
+    shown = [each for each in some if id(each[0]) in kept]
     columns = min(6, max(1, len(shown)))
     rows = max(1, math.ceil(len(shown) / columns))
     width, height = 2.6 * columns, 1.5 * rows + 0.6  # inches
     figure = extra("matplotlib.figure").Figure(figsize=(width, height))
-    for place, tensor in enumerate(shown):
+    for place, (tensor, blocks, ends) in enumerate(shown):
         row, column = divmod(place, columns)
         left, top = (2.6 * column + 0.2) / width, (1.5 * row + 0.8) / height
-        _draw(figure.add_axes((left, 1 - top - 0.9 / height, 2.2 / width, 0.9 / height)), tensor)
+        axes = figure.add_axes((left, 1 - top - 0.9 / height, 2.2 / width, 0.9 / height))
+        _draw(axes, tensor.name, blocks(), ends)
     left_out = f"; the {len(shown)} largest of {len(some)} tensors" if len(shown) < len(some) else ""
     title = f"{contents.path.name}: {contents.kind}{left_out}; how many numbers there are of each size (logarithm)"
     figure.text(0.2 / width, 1 - 0.3 / height, _plain(title), fontsize=9)
@@ -53,20 +59,21 @@ def save_histograms(path: str | Path, contents: Contents) -> int:
     return len(shown)
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    ends = (tensor.statistics.min, tensor.statistics.max)
-    return None not in ends and math.isfinite(ends[1] - ends[0])
+def _finite_ends(statistics: Statistics) -> tuple[float, float] | None:
+    """Return the smallest and the largest number; None if there is none, or their difference is not finite."""
+    low, high = statistics.min, statistics.max
+    return (low, high) if low is not None and high is not None and math.isfinite(high - low) else None
 
 
-def _draw(axes: Any, tensor: Tensor) -> None:
-    low, high = float(tensor.statistics.min), float(tensor.statistics.max)
+def _draw(axes: Any, name: str, blocks: Iterator[np.ndarray], ends: tuple[float, float]) -> None:
+    low, high = map(float, ends)
     if low == high:
         low, high = low - 0.5 * max(1.0, abs(low)), high + 0.5 * max(1.0, abs(high))
-    numbers = histogram(tensor.stored.blocks(), low, high, BINS)
+    numbers = histogram(blocks, low, high, BINS)
     axes.stairs(np.log1p(numbers), np.linspace(low, high, BINS + 1), fill=True)
     axes.set_yticks([])
     axes.set_xticks([low, high], [f"{low:.3g}", f"{high:.3g}"], fontsize=6)
-    axes.set_title(_plain(_short(tensor.name)), fontsize=6)
+    axes.set_title(_plain(_short(name)), fontsize=6)
 
 
 def _short(name: str) -> str:

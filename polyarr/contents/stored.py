@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from polyarr.saving.tensor_file import Entry, TensorFile
 from polyarr.schema import in_one_line
 
 BLOCK = 2**20  # numbers in memory at once
-Opened = Callable[[], AbstractContextManager[BinaryIO]]
+Opened = Callable[[], AbstractContextManager[IO[bytes]]]
 _HEADER = 2**14  # bytes that contain an npy header; NumPy refuses headers above 10,000
 _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -110,7 +110,7 @@ def of_npz(path: Path) -> list[Stored]:
 
 
 @contextlib.contextmanager
-def _member(path: Path, member: zipfile.ZipInfo) -> Iterator[BinaryIO]:
+def _member(path: Path, member: zipfile.ZipInfo) -> Iterator[IO[bytes]]:
     with _zip(path) as file, file.open(member) as stream:
         yield stream
 
