@@ -25,6 +25,7 @@ __all__ = [
 TWO_PI = 2 * math.pi
 _MASK = 2**64 - 1
 _BITS = {float16: 11, bfloat16: 8}  # bits of precision below 1; more would round up to 1
+State = tuple[int | Array, int | Array]  # seed, and number of draws so far
 
 
 def _in_64_bits(seed: Any) -> Any:
@@ -34,29 +35,30 @@ def _in_64_bits(seed: Any) -> Any:
 class Generator:
     """Source of (key, counter) pairs, each of which is used for one draw."""
 
-    def __init__(self, seed: int, counter: int = 0) -> None:
-        self.seed, self.counter, self._lock = _in_64_bits(seed), counter, threading.Lock()
+    def __init__(self, seed: int | Array | Number, counter: int | Array | Number = 0) -> None:
+        self.seed, self._lock = _in_64_bits(seed), threading.Lock()
+        self.counter: Any = counter  # in a capture, a Number, which ops take like an int
 
-    def draw(self) -> tuple[int, int]:
+    def draw(self) -> State:
         """Return the next (key, counter)."""
         with self._lock:
             self.counter = self.counter + 1  # for an array, a new array
             return self.seed, self.counter
 
-    def reserve(self, count: int) -> tuple[int, int]:
+    def reserve(self, count: int) -> State:
         """Return the state and skip `count` draws, which the caller makes itself."""
         with self._lock:
             state = self.seed, self.counter
             self.counter = self.counter + count
             return state
 
-    def release(self, state: tuple[int, int], count: int) -> None:
+    def release(self, state: State, count: int) -> None:
         """Undo reserve(count), which returned this state, unless something was drawn since."""
         with self._lock:
             if self.seed is state[0] and number_of(self.counter) == number_of(state[1]) + count:
                 self.counter = state[1]
 
-    def restart(self, seed: int, counter: int) -> None:
+    def restart(self, seed: int | Array, counter: int | Array) -> None:
         """Set the state."""
         self.seed, self.counter = _in_64_bits(seed), counter
 
@@ -94,7 +96,7 @@ def seed(value: int) -> None:
     _generator().restart(value, 0)
 
 
-def get_state() -> tuple[int, int]:
+def get_state() -> State:
     """Return the state: the seed and the number of draws so far.
 
     Returns:
@@ -109,7 +111,7 @@ def get_state() -> tuple[int, int]:
     return _generator().seed, _generator().counter
 
 
-def set_state(state: tuple[int, int]) -> None:
+def set_state(state: State) -> None:
     """Set the state to one that get_state returned.
 
     Args:
@@ -129,7 +131,7 @@ def set_state(state: tuple[int, int]) -> None:
     _generator().restart(*_checked("random.set_state", state))
 
 
-def restored(state: tuple[int, int]) -> AbstractContextManager[None]:
+def restored(state: State) -> AbstractContextManager[None]:
     """Draw from another state inside the block; the state outside does not change.
 
     Args:
@@ -168,7 +170,7 @@ def drawing_from(generator: Generator) -> Iterator[None]:
         _scoped.reset(token)
 
 
-def draw() -> tuple[int, int]:
+def draw() -> State:
     """Return a fresh (key, counter) for an op that takes them, such as dropout.
 
     Returns:
@@ -183,12 +185,12 @@ def draw() -> tuple[int, int]:
     return _generator().draw()
 
 
-def reserve(count: int) -> tuple[int, int]:
+def reserve(count: int) -> State:
     """Return the state and skip `count` draws, which the caller makes itself, as a compiled function does."""
     return _generator().reserve(whole("random.reserve", "count", count))
 
 
-def release(state: tuple[int, int], count: int) -> None:
+def release(state: State, count: int) -> None:
     """Undo reserve(count), which returned this state, unless something was drawn since: the draws were not made."""
     _generator().release(state, count)
 

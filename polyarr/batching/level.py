@@ -453,7 +453,7 @@ class _OuterGenerator(random.Generator):
         return self._generator.seed
 
     @property
-    def counter(self) -> Any:  # type: ignore[override]
+    def counter(self) -> Any:
         """Number of draws so far."""
         return self._generator.counter
 

@@ -99,7 +99,7 @@ def fingerprint(tree: Any) -> list[Any]:
 def containers_of(tree: Any) -> list[tuple[Any, Any]]:
     """Return the mutable containers of a tree with copies of their contents, for `restore`."""
     found = children(tree) or {}
-    own = [(tree, list(tree))] if isinstance(tree, list) else []
+    own: list[tuple[Any, Any]] = [(tree, list(tree))] if isinstance(tree, list) else []
     own += [(tree, dict(tree))] if isinstance(tree, dict) else []
     own += [(vars(tree), dict(vars(tree)))] if hasattr(tree, "__dict__") and hasattr(tree, "tree_children") else []
     return own + [pair for child in found.values() for pair in containers_of(child)]

@@ -69,7 +69,7 @@ class Captured(NamedTuple):
         if self.draws:
             state, slots = random.reserve(self.draws), self.program.inputs[len(arguments) :]
             inputs += [
-                number_of(part) if slot in self.program.scalars else part.buf
+                part.buf if type(part) is Array and slot not in self.program.scalars else number_of(part)
                 for slot, part in zip(slots, state, strict=True)
             ]
         for a in donated:  # inlined Array.rebind, for speed
@@ -101,8 +101,10 @@ class Captured(NamedTuple):
     def _leaves(self, outputs: list[Any]) -> Iterator[Any]:
         leaves, backend, new = list[Any](), self.backend, object.__new__
         for at, spec, constant in self.results:
-            if spec is None:
-                leaves.append(constant if at is None else outputs[at])
+            if at is None:
+                leaves.append(constant)
+            elif spec is None:
+                leaves.append(outputs[at])
             else:  # inlined Array(...), for speed
                 array = new(Array)
                 array.backend, array.buf, array.spec, array.node = backend, outputs[at], spec, None
@@ -165,11 +167,11 @@ class _Generator(random.Generator):
 
     draws = 0
 
-    def draw(self) -> tuple[int, int]:
+    def draw(self) -> random.State:
         self.draws += 1
         return super().draw()
 
-    def restart(self, seed: int, counter: int) -> None:
+    def restart(self, seed: int | Array, counter: int | Array) -> None:
         raise CaptureError(f"compile: {user_location()} calls random.seed or set_state; do so outside of the function")
 
 
@@ -206,7 +208,7 @@ class Capture:
             for part in random.get_state()
         ]
         self.generator = _Generator(*state)
-        self.state = [part.buf.slot if type(part) is Array else part.slot for part in state]
+        self.state = [part.slot if isinstance(part, Number) else part.buf.slot for part in state]
         self.captured_arrays = [a for a in tree.leaves(captures) if type(a) is Array]
         # By id of the caller's handle. An array in `captures` is its own handle, even if it is also an argument.
         distinct = {id(a): a for a in self.captured_arrays}
@@ -269,7 +271,7 @@ class Capture:
 
     def _rebound(self) -> list[tuple[_Input, Array]]:
         """Return the inputs whose handles fn rebound, each with the tracer of the new value."""
-        found = [(s, self._tracer(s.handle)) for s in self._by_handle.values()]
+        found = [(s, self._tracer(s.handle)) for s in self._by_handle.values() if s.handle is not None]
         return [(s, a) for s, a in found if a.buf.slot != s.slot]
 
     def _keep_effects(self, rebound: list[tuple[_Input, Array]]) -> None:

@@ -130,7 +130,7 @@ class Compiled(Generic[P, R]):
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle a function by its name, and any other callable with it; captured programs are left out."""
         if isinstance(self.fn, types.FunctionType):
-            return self.__qualname__
+            return self.fn.__qualname__
         return Compiled, (self.fn, self.constants, self.captures, self.donate)
 
     def programs(self) -> list[Program]:

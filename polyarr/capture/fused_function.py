@@ -70,7 +70,7 @@ class FusedFunction(Generic[P, R]):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle a function by its name, and any other callable with it; captured programs are left out."""
-        return self.__qualname__ if isinstance(self.fn, types.FunctionType) else (FusedFunction, (self.fn,))
+        return self.fn.__qualname__ if isinstance(self.fn, types.FunctionType) else (FusedFunction, (self.fn,))
 
     def programs(self) -> list[Any]:
         """Return the captured programs: of calls without gradient, then a forward and a backward one per signature.
@@ -101,9 +101,10 @@ class _Call:
 
     def __init__(self, function: FusedFunction, arguments: Any, inputs: list[Any], key: list[Any]) -> None:
         self._function, self._arguments, self._capture = function, arguments, capturing.get()
-        for a in inputs if (read := reads.get()) is not None else ():
-            if type(a) is Array:
-                read.note(a)
+        if (read := reads.get()) is not None:
+            for a in inputs:
+                if type(a) is Array:
+                    read.note(a)
         self._key = get_matmul_precision(), *key, alias_pattern(inputs)
         self._inputs = [_lifted(self._capture, a) for a in inputs]
         self._wanted = tuple([i for i, a in enumerate(self._inputs) if _is_tracked(a)])

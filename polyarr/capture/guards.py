@@ -70,14 +70,17 @@ def _guard_constant(expected: Any) -> Guard | None:
     return lambda value, inputs: value is expected or (is_plain and type(value) is kind and value == expected)
 
 
-def _guard_sequence(kind: type, guards: list[Guard | None], members: Any) -> Guard | None:
-    if None in guards:
+def _guard_sequence(
+    kind: type[list[Any]] | type[tuple[Any, ...]], found: list[Guard | None], members: Any
+) -> Guard | None:
+    guards = [guard for guard in found if guard is not None]
+    if len(guards) != len(found):
         return None
 
     def matches(tree: Any, inputs: list[Any]) -> bool:
         if type(tree) is not kind or len(tree) != len(guards):
             return False
-        return all([guard(child, inputs) for child, guard in zip(tree, guards, strict=True)])  # type: ignore[misc]
+        return all([guard(child, inputs) for child, guard in zip(tree, guards, strict=True)])
 
     specs = [member.spec for member in members if type(member) is Array]
     if len(specs) != len(guards):
@@ -195,7 +198,6 @@ def _find_contents(tree: Any, found: list[tuple[Any, list[Any]]]) -> bool:
 
 def _is_versioned(tree: Any) -> bool:
     """Return whether each change of an attribute of a container is counted."""
-    kind = type(tree)
-    if not isinstance(tree, Versioned):
-        return False
-    return kind.__setattr__ is Versioned.__setattr__ and kind.__delattr__ is Versioned.__delattr__
+    kind: type = type(tree)
+    base: type = Versioned
+    return kind.__setattr__ is base.__setattr__ and kind.__delattr__ is base.__delattr__

@@ -38,7 +38,8 @@ def run_whole(program: Program, whole: Run, backend: Backend, inputs: list[Any])
 def step_call(program: Program, step: Step, outer: Call | None) -> Call:
     """Return the call that a step of a program stands for; its time on the host is 0."""
     specs, out = _specs_and_out(program, step)
-    call = Call(Named(step.name) if step.part == "group" else step.op, specs, step.params, outer and outer.backend)
+    backend = None if outer is None else outer.backend
+    call = Call(Named(step.name) if step.part == "group" else step.op, specs, step.params, backend)
     call.outer, call.part, call.out, call.step = outer, step.part, out, step
     return call
 

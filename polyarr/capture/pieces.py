@@ -80,9 +80,9 @@ class _Pass:
             if piece not in (self._zero, out):
                 self.names[out] = piece
                 return
-        elif self._is_elementwise(step) and (count := self._counts.get(out)):
-            pieces = [self._inputs(step, k, count) for k in range(count)]
-            if all(self._gives(operands, self.specs[out].shape, count) for operands in pieces):
+        elif self._is_elementwise(step) and (parts := self._counts.get(out)):
+            pieces = [self._inputs(step, k, parts) for k in range(parts)]
+            if all(self._gives(operands, self.specs[out].shape, parts) for operands in pieces):
                 self._add_pieces(step, pieces)
                 return
         self.steps.append(step)
@@ -172,9 +172,8 @@ class _Pass:
         for piece, inputs in zip(pieces, operands, strict=True):
             self.steps.append(step._replace(inputs=(self._constant(spec), *inputs), outputs=piece))
         self._pieces[step.outputs], params = pieces, {"axis": len(whole.shape) - 1}
-        inputs = self._constant(whole), pieces
-        call = self._backend.kernels[ops.concat]
-        self.steps.append(step._replace(op=ops.concat, call=call, inputs=inputs, params=params))
+        call, given = self._backend.kernels[ops.concat], (self._constant(whole), pieces)
+        self.steps.append(step._replace(op=ops.concat, call=call, inputs=given, params=params))
 
     def _sliced(self, step: Step, v: int, k: int, count: int) -> int:
         if (v, k, count) not in self._slices:

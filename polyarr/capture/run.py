@@ -35,7 +35,8 @@ def runner(program: Program) -> Run:
                     values[slot] = None
                 found = None
         except Exception as error:
-            program.note(error, step)
+            if step is not None:
+                program.note(error, step)
             raise
         return [values[slot] for slot in program.outputs]
 
