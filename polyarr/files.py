@@ -9,6 +9,7 @@ import os
 import stat
 import threading
 import weakref
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +26,7 @@ def check_regular(path: str | Path) -> os.stat_result:
     return _checked(path, os.stat(path))
 
 
-def open_regular(path: str | Path, most: int | None = None) -> BinaryIO:
+def open_regular(path: str | Path, most: int | None = None) -> BufferedReader:
     """Open a regular file for reading.
 
     Args:
@@ -37,7 +38,9 @@ def open_regular(path: str | Path, most: int | None = None) -> BinaryIO:
         ValueError: It is not a regular file, or is larger than `most`.
     """
     check_regular(path)  # before opening, which alone may affect a device; checked again afterwards, in case it changed
-    return _kept_if_regular(path, open(path, "rb", opener=_opened), most)
+    file = open(path, "rb", opener=_opened)
+    _check_open(path, file, most)
+    return file
 
 
 def read_regular(path: str | Path, most: int) -> bytes:
@@ -60,7 +63,9 @@ def append_to(path: str | Path) -> BinaryIO:
     """
     if os.path.lexists(path):
         check_regular(path)
-    return _kept_if_regular(path, open(path, "ab", opener=_opened), None)
+    file = open(path, "ab", opener=_opened)
+    _check_open(path, file, None)
+    return file
 
 
 class HeldFile:
@@ -145,13 +150,13 @@ def _opened(path: str, flags: int) -> int:
     return os.open(path, flags | _FLAGS, 0o666)
 
 
-def _kept_if_regular(path: str | Path, file: BinaryIO, most: int | None) -> BinaryIO:
+def _check_open(path: str | Path, file: BinaryIO, most: int | None) -> None:
+    """Raise ValueError, and close the file, if it is not a regular one or is too large."""
     try:
         _checked(path, os.fstat(file.fileno()), most)
     except ValueError:
         file.close()
         raise
-    return file
 
 
 def _checked(path: str | Path, found: os.stat_result, most: int | None = None) -> os.stat_result:

@@ -97,11 +97,13 @@ class Corpus:
                 file.write(part.data)
             file.flush()
             held = HeldFile(tempfile.gettempdir(), open(os.dup(file.fileno()), "rb"))
-            tokens = TokenFile(held, dtype_for(tokenizer), tokenizer.vocab_size)
-            return cls.split(tokenizer, tokens, counted.digest(*tokenizer.begin))
+            found = TokenFile(held, dtype_for(tokenizer), tokenizer.vocab_size)
+            return cls.split(tokenizer, found, counted.digest(*tokenizer.begin))
 
     @classmethod
-    def split(cls, tokenizer: Tokenizer, tokens: Tokens, digest: str, validation: float = VALIDATION) -> Self:
+    def split(
+        cls, tokenizer: Tokenizer, tokens: np.ndarray | TokenFile, digest: str, validation: float = VALIDATION
+    ) -> Self:
         """Return a corpus whose last tokens, a share `validation` of all, are for validation."""
         return cls.parted(tokenizer, tokens, digest, validation_start(tokens, validation, tokenizer.end))
 
@@ -110,9 +112,12 @@ class Corpus:
         cls, tokenizer: Tokenizer, tokens: np.ndarray | TokenFile, digest: str, at: int, are_records: bool = False
     ) -> Self:
         """Return a corpus whose tokens from position `at` on are for validation."""
-        is_file = isinstance(tokens, TokenFile)
-        parts = (tokens.part(0, at), tokens.part(at, len(tokens))) if is_file else (tokens[:at], tokens[at:])
-        return cls(tokenizer, *(map(Records.of, parts) if are_records else parts), digest)
+        if isinstance(tokens, TokenFile):
+            parts: Sequence[np.ndarray | TokenFile] = (tokens.part(0, at), tokens.part(at, len(tokens)))
+        else:
+            parts = (tokens[:at], tokens[at:])
+        train, validation = map(Records.of, parts) if are_records else parts
+        return cls(tokenizer, train, validation, digest)
 
     def fitting(self, length: int, packing: bool = False) -> Self:
         """Return the corpus without the records that have nothing to learn in windows of this length.
@@ -124,7 +129,7 @@ class Corpus:
         Raises:
             ValueError: No record is left to train on, or to validate with.
         """
-        if not isinstance(self.train, Records):
+        if not isinstance(self.train, Records) or not isinstance(self.validation, Records):
             return self
         train, validation = self.train.fitting(length), self.validation.fitting(length)
         if not train or not validation:
@@ -137,12 +142,12 @@ class Corpus:
         return replace(self, train=train, validation=validation)
 
 
-def validation_start(tokens: Tokens, validation: float, end: int | None) -> int:
+def validation_start(tokens: np.ndarray | TokenFile, validation: float, end: int | None) -> int:
     """Return the position where validation begins: with a text if one begins in its first tenth, else within a text."""
     at = int(len(tokens) * (1 - validation))
     near = tokens[at : at + (len(tokens) - at) // 10]
-    ends = np.flatnonzero(near == end) if end is not None else ()
-    return at + int(ends[0]) + 1 if len(ends) else at
+    ends = [] if end is None else np.flatnonzero(near == end).tolist()
+    return at + ends[0] + 1 if ends else at
 
 
 def first_held_out(tokens: np.ndarray | TokenFile, validation: float) -> int:

@@ -55,14 +55,16 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     texts = [tokenizer.token(number) for number in range(tokenizer.vocab_size)]
     if isinstance(tokenizer, CharTokenizer):
         return [text.encode() for text in texts]
-    decoders = _decoders(tokenizer) if isinstance(tokenizer, SubwordTokenizer) else {"none"}
+    control, decoders = dict[int, str](), {"none"}
+    if isinstance(tokenizer, SubwordTokenizer):
+        control, decoders = tokenizer.control, _decoders(tokenizer)
     if "ByteLevel" in decoders:
         found = [_of_byte_level(text) for text in texts]
     elif decoders <= {*_SPELLED, *_PLAIN}:
         found = [_of_spelled(text) for text in texts]
     else:
         raise ValueError("its tokenizer is neither byte-level, like SentencePiece's, nor of characters")
-    for number, text in tokenizer.control.items():
+    for number, text in control.items():
         found[number] = text.encode()
     return found
 

@@ -117,7 +117,8 @@ def prepare(
         for path in folder.glob(f"token*-{name}.*"):
             path.unlink()
         with contextlib.suppress(OSError):
-            was_there or folder.rmdir()
+            if not was_there:
+                folder.rmdir()
         raise
     return manifest
 
@@ -130,7 +131,7 @@ def _written(
     of_records = isinstance(source, CountedRecords)
     checksum, count, dtype = hashlib.sha256(), 0, RECORDS if of_records else dtype_for(tokenizer)
     with written_whole(tokens) as file:
-        for part in source if of_records else encoded(source, tokenizer):
+        for part in source if isinstance(source, CountedRecords) else encoded(source, tokenizer):
             count += len(part)
             checksum.update(part.data)
             file.write(part.data)

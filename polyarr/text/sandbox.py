@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -93,6 +93,9 @@ class Sandbox:
         limits: Limits of one request; None: the default ones.
     """
 
+    _is_ready: bool
+    _finalizer: weakref.finalize
+
     def __init__(self, what: str, described: Mapping[str, Any], limits: Limits | None = None) -> None:
         self._what, self._described, self._limits = what, described, limits or Limits()
         self._lock, self._is_closed = threading.Lock(), False
@@ -153,8 +156,8 @@ class Sandbox:
         # On systems with setitimer the worker limits itself once it has started; otherwise a timer here kills it.
         is_limited = self._is_ready and hasattr(signal, "setitimer")
         with contextlib.nullcontext() if is_limited else _killed_after(seconds, self._process):
-            write_frame(self._process.stdin, request, most)
-            return read_frame(self._process.stdout)
+            write_frame(cast("IO[bytes]", self._process.stdin), request, most)
+            return read_frame(cast("IO[bytes]", self._process.stdout))
 
     @property
     def _too_much_memory(self) -> str:
@@ -188,7 +191,7 @@ def _killed_after(seconds: float, process: subprocess.Popen) -> Iterator[None]:
 def _end(process: subprocess.Popen) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
+    for stream in filter(None, (process.stdin, process.stdout)):
         with contextlib.suppress(OSError):
             stream.close()
 
@@ -224,11 +227,15 @@ class SandboxedTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, limits: Limits | None = None, is_shared: bool = False) -> None:
-        self._tokenizer, self._keys, self._closed = tokenizer, itertools.count(), []
+        self._tokenizer, self._keys, self._closed = tokenizer, itertools.count(), list[int]()
+        self._control: dict[int, str] = {}
+        self._encoder: Sandbox | _InProcess
+        self._decoder: Sandbox | _InProcess
         self._chat: Sandbox | None = None
         self._rendering, self._rests_until = threading.Lock(), 0.0
         self._strikes, self._strikes_allowed = 0, STRIKES
         if isinstance(tokenizer, SubwordTokenizer):
+            self._control = tokenizer.control
             described = {name: value for name, value in tokenizer.to_dict().items() if name != "chat"}
             self._encoder = Sandbox("tokenizer", described, limits)
             self._decoder = self._encoder if is_shared else Sandbox("tokenizer", described, limits)
@@ -248,13 +255,16 @@ class SandboxedTokenizer:
 
     def wait(self) -> None:
         """Wait until the workers have started."""
-        for one in filter(None, (self._chat, self._encoder, self._decoder)):
+        for one in self._workers():
             one.ask("")
 
     def close(self) -> None:
         """End the workers; pending and later requests raise SandboxError."""
-        for one in filter(None, (self._chat, self._encoder, self._decoder)):
+        for one in self._workers():
             one.close()
+
+    def _workers(self) -> "list[Sandbox | _InProcess]":
+        return [*([self._chat] if self._chat else []), self._encoder, self._decoder]
 
     @cached_property
     def begin(self) -> tuple[int, ...]:
@@ -286,13 +296,15 @@ class SandboxedTokenizer:
         A message that spells a control token, such as <|im_end|>, becomes the characters of it and not the token,
         unless `is_trusted`. `tools` are those of ChatTemplate.write.
         """
-        starts = "" if is_trusted else "".join({text[0] for text in self._tokenizer.control.values()})
+        starts = "" if is_trusted else "".join({text[0] for text in self._control.values()})
         return self._encoder.ask("encode_rendered", *self._rendered(messages, starts, tools), most)
 
     def _rendered(
         self, messages: Sequence[Mapping[str, Any]], starts: str, tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[str, str, str]:
         """Return a conversation as texts; a template that was stopped several times in a row is refused for a while."""
+        if self._chat is None:
+            raise ValueError("chat template: there is none; give a tokenizer with one, and leave is_shared False")
         with _turn(self._rendering, "chat template"):  # those that wait while it is stopped are refused, too
             if self._strikes >= self._strikes_allowed and time.monotonic() < self._rests_until:
                 text = f"chat template: it was stopped {self._strikes} times in a row"
@@ -370,10 +382,12 @@ class SandboxedStream(TextStream):
     @staticmethod
     def add_each(streams: Sequence[TextStream], tokens: Sequence[int]) -> list[str]:
         """Add a token to each of several streams of one tokenizer in one request."""
-        added = [(stream, token) for stream, token in zip(streams, tokens, strict=True)]
+        added = [*zip(cast("Sequence[SandboxedStream]", streams), tokens, strict=True)]
         return added[0][0]._tokenizer.add_each(added) if added else []
 
 
 def text_stream(tokenizer: Tokenizer, after: Sequence[int]) -> TextStream:
     """Return a stream of the text of tokens after others, which a worker decodes if the tokenizer has one."""
-    return (SandboxedStream if isinstance(tokenizer, SandboxedTokenizer) else TextStream)(tokenizer, after)
+    if isinstance(tokenizer, SandboxedTokenizer):
+        return SandboxedStream(tokenizer, after)
+    return TextStream(tokenizer, after)

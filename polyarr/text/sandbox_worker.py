@@ -16,6 +16,7 @@ from typing import IO, Any
 from polyarr.text.chat import ChatTemplate
 from polyarr.text.grammar import Grammars
 from polyarr.text.streams import TextStream
+from polyarr.text.subword import SubwordTokenizer
 from polyarr.text.tokenizer import Tokenizer, tokenizer_from_dict
 
 if sys.platform == "win32":
@@ -30,10 +31,10 @@ _PRIVATE = range(0xE000, 0xF900)  # private-use characters, one of which becomes
 
 
 class RequestHandler:
-    """Requests that a worker answers about a tokenizer, or about a chat template alone."""
+    """Requests that a worker answers about a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer | None = None, chat: ChatTemplate | None = None) -> None:
-        self._tokenizer, self._chat = tokenizer, chat
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._streams: dict[int, TextStream] = {}
 
     def begin(self) -> list[int]:
@@ -57,35 +58,16 @@ class RequestHandler:
             size *= 4
         return self._tokenizer.encode(text, add_special_tokens).tolist()
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], starts: str, tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> tuple[str, str, str]:
-        """Return a conversation as text, the text with a mark after each of `starts` in the messages, and the mark.
-
-        `starts` are the first characters of control tokens. If the messages and tools have none of them, the second
-        text is empty.
-        """
-        text = _bounded(self._chat.write(messages, tools))
-        given = "".join(_texts([messages, tools]))
-        if set(given).isdisjoint(starts):
-            return text, "", ""
-        mark = next((mark for mark in map(chr, _PRIVATE) if mark not in given), None)
-        if mark is None:
-            raise ValueError("the messages have every private-use character; at least one must be left out")
-        table = str.maketrans({start: start + mark for start in starts})
-        marked = [_translated(one, table) for one in (messages, tools)]
-        return text, _bounded(self._chat.write(*marked)), mark
-
     def encode_rendered(self, text: str, marked: str, mark: str, most: int) -> list[int]:
         """Return the tokens of a rendered conversation, in which only the template's control tokens are recognized.
 
         The template writes special tokens such as <s> itself, so none are added. If the marks change which control
         tokens there are, then messages spell some, and these become ordinary text.
         """
-        found, control = self.encode_within(text, most, False), set(self._tokenizer.control)
-        if not marked or len(found) > 2 * most:
+        found, tokenizer = self.encode_within(text, most, False), self._tokenizer
+        if not marked or len(found) > 2 * most or not isinstance(tokenizer, SubwordTokenizer):
             return found
-        safe = self._tokenizer.encode_marked(marked, mark).tolist()
+        control, safe = set(tokenizer.control), tokenizer.encode_marked(marked, mark).tolist()
         is_same = [n for n in found if n in control] == [n for n in safe if n in control]
         return found if is_same else safe
 
@@ -118,6 +100,32 @@ class RequestHandler:
     def rest(self, key: int) -> str | None:
         """Return the rest of a text at its end, or None if the text was never opened here."""
         return _bounded(self._streams.pop(key).rest()) if key in self._streams else None
+
+
+class TemplateHandler:
+    """Requests that a worker answers about a chat template."""
+
+    def __init__(self, chat: ChatTemplate) -> None:
+        self._chat = chat
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], starts: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[str, str, str]:
+        """Return a conversation as text, the text with a mark after each of `starts` in the messages, and the mark.
+
+        `starts` are the first characters of control tokens. If the messages and tools have none of them, the second
+        text is empty.
+        """
+        text = _bounded(self._chat.write(messages, tools))
+        given = "".join(_texts([messages, tools]))
+        if set(given).isdisjoint(starts):
+            return text, "", ""
+        mark = next((mark for mark in map(chr, _PRIVATE) if mark not in given), None)
+        if mark is None:
+            raise ValueError("the messages have every private-use character; at least one must be left out")
+        table = str.maketrans({start: start + mark for start in starts})
+        marked = [_translated(one, table) for one in (messages, tools)]
+        return text, _bounded(self._chat.write(*marked)), mark
 
 
 def _is_structure(name: str, value: Any) -> bool:
@@ -222,7 +230,7 @@ def _handler(described: dict[str, Any]) -> Any:
     if described.keys() == {"grammars"}:
         return Grammars(tokenizer_from_dict(described["grammars"]))
     if described.keys() == {"template", "tokens"}:
-        return RequestHandler(chat=ChatTemplate.from_dict(described))
+        return TemplateHandler(ChatTemplate.from_dict(described))
     return RequestHandler(tokenizer_from_dict(described))
 
 

@@ -18,7 +18,8 @@ from polyarr.text.special import SpecialTokens, read_settings, special_tokens_of
 from polyarr.text.subword import SubwordTokenizer, from_vocab_and_merges
 
 MAX_TOKENIZER = 2**27  # bytes of a file
-_KINDS: dict[Any, type] = {"characters": CharTokenizer, "numbers": NumberTokenizer, "tokenizer.json": SubwordTokenizer}
+_KINDS: dict[str, type[CharTokenizer] | type[NumberTokenizer] | type[SubwordTokenizer]]
+_KINDS = {"characters": CharTokenizer, "numbers": NumberTokenizer, "tokenizer.json": SubwordTokenizer}
 _FILE, _CONFIG, _VOCABULARY, _MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 _SENTENCEPIECE = "tokenizer.model"
 _CHAT = "chat_template.jinja"
@@ -38,12 +39,23 @@ class Tokenizer(Protocol):
         chat: Chat template of the model, or None.
     """
 
-    vocab_size: int
-    unit: str
-    begin: tuple[int, ...]
-    end: int | None
-    special: SpecialTokens
-    chat: ChatTemplate | None
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def begin(self) -> tuple[int, ...]: ...
+
+    @property
+    def end(self) -> int | None: ...
+
+    @property
+    def special(self) -> SpecialTokens: ...
+
+    @property
+    def chat(self) -> ChatTemplate | None: ...
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -133,8 +133,8 @@ class Records:
     def fitting(self, length: int) -> "Records":
         """Return the records that have a learned token among their first length + 1; the others teach nothing."""
         fits = self._learned_at < np.minimum(self._ends, self.starts + length + 1)
-        kept = (positions[fits] for positions in (self.starts, self._ends, self._learned_at))
-        return Records(self._tokens, *kept, self.left_out + int((~fits).sum()))
+        starts, ends, learned_at = (positions[fits] for positions in (self.starts, self._ends, self._learned_at))
+        return Records(self._tokens, starts, ends, learned_at, self.left_out + int((~fits).sum()))
 
     def truncated(self, length: int) -> tuple[int, int]:
         """Return the number of records with more than length + 1 tokens, and the number of tokens beyond these."""

@@ -75,6 +75,12 @@ BOMBS = {
 }
 
 
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("ab"), byte_tokenizer()], ids=["characters", "bytes"])
+def test_messages_need_a_tokenizer_with_a_chat_template(tokenizer):
+    with SandboxedTokenizer(tokenizer) as found, pytest.raises(ValueError, match="chat template: there is none"):
+        found.encode_messages(ASKED, 100)
+
+
 def test_templates_that_take_too_much_are_stopped_and_nothing_else_is():
     for template, reason in BOMBS.values():
         limits = SMALL if "processor" in reason else SMALL._replace(cpu=60.0)
