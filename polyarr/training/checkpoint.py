@@ -209,8 +209,8 @@ def _content(folder: Path, name: str) -> Content:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not path.is_file():
-        found, hint = ", ".join(checkpoints(folder)), hint_of_others(folder)
-        others = f"; there is {found}" if found else ""
+        names, hint = ", ".join(checkpoints(folder)), hint_of_others(folder)
+        others = f"; there is {names}" if names else ""
         raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others}){hint}")
     with _errors_with_path(path):
         found = _read(path)

@@ -56,7 +56,8 @@ def _advice(run: Run) -> str:
 
 def _go_back(run: Run, folder: Path) -> tuple[str | None, bool]:
     """Take the run to its newest checkpoint or its beginning; return the checkpoint's name, and whether it worked."""
-    run.model, run.state = None, {"step": 0}  # free their memory; they hold nan
+    del run.model  # free the memory of the model and its state, which hold nan
+    run.state = {"step": 0}
     name = all_gather(run.world, newest(folder))[0]
     with contextlib.suppress(OSError, CheckpointError):
         saved = load_checkpoint(folder, name, run.world)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def read_metrics(folder: str | Path, run: str | None = None) -> list[Row]:
     return [row for row in found if row and run in (None, row["run"])]
 
 
-def numbers(rows: list[Row], name: str) -> list[tuple[int, float]]:
+def numbers(rows: Sequence[Row], name: str) -> list[tuple[int, float]]:
     """Return (step, value) of the rows in which the metric `name` is a finite number."""
-    found = [(row["step"], row.get(name)) for row in rows]
+    found: list[tuple[int, Any]] = [(row["step"], row.get(name)) for row in rows]
     return [(step, v) for step, v in found if type(v) in (int, float) and abs(v) < _MAX_NUMBER]

@@ -16,9 +16,9 @@ from polyarr.optim import AdamW, LossScale, Muon, Optimizer, Schedule, warmup_co
 COMPUTED = ("float32", "bfloat16", "float16")
 # Schedules of the learning rate after warm-up, by name.
 SCHEDULES: dict[str, Callable[["Recipe"], Schedule]] = {
-    "cosine": lambda r: warmup_cosine(r.lr, r.warmup, r.decay_steps, r.min_lr),
-    "linear": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.min_lr),
-    "constant": lambda r: warmup_linear(r.lr, r.warmup, r.decay_steps, r.lr),
+    "cosine": lambda r: warmup_cosine(r.lr, r.warmup, r.schedule_steps, r.min_lr),
+    "linear": lambda r: warmup_linear(r.lr, r.warmup, r.schedule_steps, r.min_lr),
+    "constant": lambda r: warmup_linear(r.lr, r.warmup, r.schedule_steps, r.lr),
 }
 OPTIMIZERS: dict[str, type[AdamW]] = {"adamw": AdamW, "muon": Muon}
 
@@ -110,6 +110,11 @@ class Recipe:
         """Number of tokens per window."""
         return self.model["context_length"] if self.window is None else self.window
 
+    @property
+    def schedule_steps(self) -> int:
+        """Number of steps of the learning rate's schedule: `decay_steps`, which is `steps` unless it was given."""
+        return self.steps if self.decay_steps is None else self.decay_steps
+
     def changed(self, **values: Any) -> Self:
         """Return the recipe with other values; `model` and `lora` are merged with the settings they have.
 
@@ -130,7 +135,7 @@ class Recipe:
         if "lr" in values and "min_lr" not in values:
             new = replace(new, min_lr=self.min_lr * new.lr / self.lr)
         if new.decay_steps != self.decay_steps and "warmup" not in values:
-            new = replace(new, warmup=min(new.warmup, new.decay_steps // 10))
+            new = replace(new, warmup=min(new.warmup, new.schedule_steps // 10))
         return new
 
     def config(self, vocab_size: int) -> Config:

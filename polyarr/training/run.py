@@ -165,9 +165,10 @@ def new_run(
     corpus = corpus.fitting(recipe.length, recipe.packing)
     split_step(recipe, world.size)
     initial = _initial_state(recipe, recipe.config(corpus.tokenizer.vocab_size), seed, model, world)
-    tokens = corpus.tokenizer, corpus.train, corpus.validation
-    own = {"base": base, "is_drawn": model is None, "world": world}
-    return Run(recipe, *tokens, seed, *initial, preset, data, corpus.digest, **own)
+    return Run(
+        recipe, corpus.tokenizer, corpus.train, corpus.validation, seed, *initial, preset, data, corpus.digest,
+        base=base, is_drawn=model is None, world=world,
+    )  # fmt: skip
 
 
 def restart(run: Run) -> None:

@@ -1,6 +1,5 @@
 """One training step and one evaluation, as functions that can be compiled."""
 
-import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -55,17 +54,21 @@ def step_of(
 
     is_alone = world.size == 1
     before, after = (graded, updated) if is_alone else (capture(graded), capture(updated, donate=_DONATED))
-    mean = _as_it_is if is_alone else world.mean
 
     def step(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel, State, Array]:
-        loss, grads = mean(before(model, state, batches))
+        found = before(model, state, batches)
+        loss, grads = found if is_alone else world.mean(found)
         return loss, *after(model, state, grads)
 
     return capture(step, donate=_DONATED[:2]) if is_alone else step
 
 
 def gradients(
-    recipe: Recipe, model: LanguageModel, batches: list[Array], scale: Array | None = None, wire: str | None = None
+    recipe: Recipe,
+    model: LanguageModel,
+    batches: list[Array],
+    scale: Array | float | None = None,
+    wire: str | None = None,
 ) -> tuple[Array, LanguageModel]:
     """Return the mean loss of batches and its gradient, both multiplied by `scale`; `wire` is the gradient's dtype.
 
@@ -73,8 +76,10 @@ def gradients(
     """
 
     def scaled(model: LanguageModel, windows: Array, share: Array | None = None) -> Array:
-        factors = [factor for factor in (scale, share) if factor is not None]
-        return math.prod(factors, start=loss_of(model, windows))
+        loss = loss_of(model, windows)
+        for factor in (scale, share):
+            loss = loss if factor is None else loss * factor
+        return loss
 
     with use_matmul_precision(recipe.precision):
         if wire == recipe.dtype and len(batches) == 1:  # without accumulation, float32 gradients are not needed
