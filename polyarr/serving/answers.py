@@ -37,7 +37,8 @@ class Events:
         if not self._is_begun[part.row]:
             self._is_begun[part.row] = True
             yield self._event({"delta": {"role": "assistant", "content": ""}, **_end(part.row, None, None)})
-        choice = _choice(self._request, part.row, part.row, part, "delta", self._readers and self._readers[part.row])
+        reader = self._readers[part.row] if self._readers else None
+        choice = _choice(self._request, part.row, part.row, part, "delta", reader)
         if choice["logprobs"] or choice["finish_reason"] or choice.get("text") or choice.get("delta"):
             yield self._event(choice)
 
@@ -63,7 +64,7 @@ def _answered(request: CompletionRequest, texts: Sequence[Completion]) -> list[i
 
     def mean(row: int) -> float:
         count = texts[row].tokens
-        return sum(_finite(one.logprob) for one in texts[row].logprobs[-count:]) / count if count else 0.0
+        return sum(_finite(one.logprob) or 0.0 for one in texts[row].logprobs[-count:]) / count if count else 0.0
 
     groups = [rows[first : first + request.best_of] for first in rows[:: request.best_of]]
     return [row for group in groups for row in sorted(group, key=mean, reverse=True)[: request.n]]
@@ -83,15 +84,15 @@ def _choice(
     """Return a text of the answer, or a part of it, with its log-probabilities; `reader` finds its calls."""
     prompt, finish = request.echo[row] if request.echo else [], part.finish
     if request.is_chat:
-        message = {"role": "assistant"} if where == "message" else {}
+        message: dict[str, Any] = {"role": "assistant"} if where == "message" else {}
         text, calls = reader.add(part.text, finish is not None) if reader else (part.text, [])
         if message or text:
             message["content"] = text or (None if calls else "")
-        if calls:
+        if reader and calls:
             message["tool_calls"] = _tool_calls(calls, reader.count - len(calls), where == "delta")
-        if reader and reader.count and finish == "stop" and not request.tools.is_named:
+        if reader and reader.count and finish == "stop" and not (request.tools and request.tools.is_named):
             finish = "tool_calls"
-        content = {where: message}
+        content: dict[str, Any] = {where: message}
         logprobs = {"content": [_chat_logprob(one) for one in part.logprobs], "refusal": None}
     else:
         is_begin = isinstance(part, Completion) or not part.tokens

@@ -61,7 +61,8 @@ class Service:
             Route("/v1/completions", Endpoint(self, is_chat=False), methods=["POST"]),
             Route("/v1/chat/completions", Endpoint(self, is_chat=True), methods=["POST"]),
         ]
-        app = Starlette(routes=paths, exception_handlers={RefusedError: _refused, HTTPException: _no_such_path})
+        handlers: dict[Any, Any] = {RefusedError: _refused, HTTPException: _no_such_path}
+        app = Starlette(routes=paths, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return self._with_cors(self._guarded(app))
 
@@ -110,8 +111,8 @@ class Service:
         """Return an application that lets web pages of the allowed origins read its answers (CORS)."""
         if not self.access.origins:
             return app
-        allowed = {"allow_origins": sorted(self.access.origins), "allow_methods": ["GET", "POST"]}
-        return CORSMiddleware(app, allow_headers=["*"], expose_headers=["retry-after"], **allowed)
+        origins, methods = sorted(self.access.origins), ["GET", "POST"]
+        return CORSMiddleware(app, origins, methods, allow_headers=["*"], expose_headers=["retry-after"])
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Return an application that checks access first, and counts responses.

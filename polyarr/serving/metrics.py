@@ -7,7 +7,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 
 from polyarr.models.completion import Part
@@ -35,8 +35,8 @@ class Metrics:
         self._responses[status] += 1
 
     async def counted(
-        self, request: CompletionRequest, parts: AsyncIterator[list[Part]], began: float
-    ) -> AsyncIterator[list[Part]]:
+        self, request: CompletionRequest, parts: AsyncGenerator[list[Part], None], began: float
+    ) -> AsyncGenerator[list[Part], None]:
         """Yield the parts of the texts of a request, and count them; closing the generator closes `parts`.
 
         Args:
@@ -101,7 +101,7 @@ class Metrics:
         yield from _metric("first_token_seconds", "histogram", about, found)
 
 
-def _metric(name: str, kind: str, about: str, values: dict[str, float]) -> Iterator[str]:
+def _metric(name: str, kind: str, about: str, values: Mapping[str, float]) -> Iterator[str]:
     """Yield the lines of a metric; `values` are by what follows its name."""
     yield f"# HELP polyarr_{name} {about}."
     yield f"# TYPE polyarr_{name} {kind}"

@@ -6,7 +6,7 @@ import signal
 import socket
 from collections.abc import Collection, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
@@ -43,11 +43,11 @@ class IdleClosingProtocol(H11Protocol):
         super().__init__(*args, **settings)
         self._most = most
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept a connection, unless the client has too many, and begin to check whether it is idle."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", transport))
         if self._most is not None and self._owned() > self._most:
-            transport.abort()
+            self.transport.abort()
         self._watch(None)
 
     def _owned(self) -> int:
@@ -55,7 +55,8 @@ class IdleClosingProtocol(H11Protocol):
         mine = self.client and self.client[0]
         if not mine or is_loopback(mine):  # it may be a proxy for many clients
             return 0
-        return sum(one.client is not None and client_of(one.client[0]) == client_of(mine) for one in self.connections)
+        others = [one.client for one in self.connections if isinstance(one, H11Protocol)]
+        return sum(client is not None and client_of(client[0]) == client_of(mine) for client in others)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that is not HTTP, in the format of all other errors."""
@@ -63,7 +64,7 @@ class IdleClosingProtocol(H11Protocol):
             answer = error_answer(RefusedError(400, msg))
             headers = [*answer.raw_headers, (b"connection", b"close")]
             start = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (start, h11.Data(data=answer.body), h11.EndOfMessage()):
+            for event in (start, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event))
         self.transport.close()
 
@@ -94,7 +95,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._limiting_connections(service.app()),
-                http=partial(IdleClosingProtocol, most=service.access.connections),
+                http=cast("type[asyncio.Protocol]", partial(IdleClosingProtocol, most=service.access.connections)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

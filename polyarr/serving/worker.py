@@ -5,7 +5,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -137,7 +137,7 @@ class Worker:
         is_left, context = threading.Event(), copy_context()
         context.run(abandoned.set, is_left.is_set)
         given = body, is_chat, model, self._tokenizer, self.writer.constraints, limits
-        slot.job = self._readers.submit(context.run, read, *given)
+        slot.job = self._readers.submit(lambda: context.run(read, *given))
         self._reading += 1
         try:
             return await asyncio.wrap_future(slot.job)
@@ -145,7 +145,7 @@ class Worker:
             self._reading -= 1
             is_left.set()
 
-    async def write(self, request: CompletionRequest, client: str = "") -> AsyncIterator[list[Part]]:
+    async def write(self, request: CompletionRequest, client: str = "") -> AsyncGenerator[list[Part], None]:
         """Yield the parts of the texts of a request, all that are there at a time.
 
         Closing the generator ends it after the current token. Rows are shared out fairly among the clients.
@@ -226,10 +226,11 @@ class Worker:
 
     def _begun(self, job: "_Job") -> Call:
         request = job.request
-        options = {"client": job.client, "stop": request.stop, "seed": request.seed, "grammar": request.grammar}
-        options["echo"] = request.echo is not None
-        options["logprobs"] = 0 if request.is_ranked and request.logprobs is None else request.logprobs
-        return self.writer.begin(request.prompts, request.max_tokens, **options, **request.sampling)
+        logprobs = 0 if request.is_ranked and request.logprobs is None else request.logprobs
+        return self.writer.begin(
+            request.prompts, request.max_tokens, client=job.client, stop=request.stop, seed=request.seed,
+            grammar=request.grammar, echo=request.echo is not None, logprobs=logprobs, **request.sampling,
+        )  # fmt: skip
 
     def _fail(self, jobs: "Iterable[_Job]", error: BaseException) -> None:
         reason = in_one_line(error) or type(error).__name__
@@ -262,7 +263,7 @@ class _Job:
 
 def _end_of(call: Call) -> RefusedError | None:
     """Return the error of a call that has ended, or None."""
-    return call.error and RefusedError(500, f"the grammar of the text failed: {call.error}")
+    return None if call.error is None else RefusedError(500, f"the grammar of the text failed: {call.error}")
 
 
 def _give(found: Sequence[tuple[_Job, list[Part] | RefusedError | None]]) -> None:
