@@ -7,7 +7,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -88,16 +88,23 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
         """Run a command; errors become a line on stderr and an exit code."""
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         self.is_debugging = False
-        if not args and extra.get("args") is None:  # called as a program, not from Python
+        if args is None:  # called as a program, not from Python
             _interrupt_once()
         with _plain_warnings(), standard_streams():
             try:
-                code = super().main(*args, standalone_mode=False, **extra)
+                code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
             except Exception as error:
                 code = self._explain(error)
             if not code and (failure := flushed(sys.stdout)):

@@ -198,11 +198,14 @@ def examine(done: list[str]) -> None:
     def say(**message: Any) -> None:
         print(json.dumps(message), file=out, flush=True)
 
+    def announce(step: str, announced: Any) -> None:
+        say(step=step, announced=announced)
+
     with no_plugin_warnings():
         for title, step, lines in _steps():
             if step not in done:
                 say(title=title, step=step, caches=caches())
-                observers[:] = [lambda announced, step=step: say(step=step, announced=announced)]
+                observers[:] = [partial(announce, step)]
                 say(title=title, step=step, lines=lines())
     say(step="", finished=True)
     out.close()

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -19,6 +19,7 @@ from polyarr.schema import loaded_json
 from polyarr.text import Tokenizer, start_of
 from polyarr.text.constraints import MAX_GRAMMAR
 from polyarr.text.grammar import json_rule
+from polyarr.text.sandbox import SandboxedTokenizer
 
 _MAX_PROMPT = 2**24  # bytes of a prompt's file
 
@@ -66,7 +67,8 @@ def command(
     with open_writer(folder, checkpoint, backend, weights, dtype, draft, is_chat) as writer:
         context = writer.model.config.context_length
         if is_chat:
-            start: Any = writer.tokenizer.encode_messages([{"role": "user", "content": prompt}], context)
+            programs = cast("SandboxedTokenizer", writer.tokenizer)  # that of open_writer
+            start: Any = programs.encode_messages([{"role": "user", "content": prompt}], context)
         else:
             prompt, start = _beginning(writer.tokenizer, prompt, hint)
         if options["stop_at_context"] and tokens and not limit_to_context(writer.model, len(start), tokens):
@@ -77,7 +79,7 @@ def command(
             parts = _structured(writer, begun, tokens, schema, options)
         else:
             parts = writer.write([begun], tokens, **options)  # raises for bad options
-        print_text("" if is_chat else prompt)
+        print_text(prompt if prompt and not is_chat else "")
         for part in parts:
             print_text(part.text)
         click.echo()

@@ -35,8 +35,10 @@ def command(
     dequantized, or stay quantized with --keep-quantized. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
-    how = {"context_length": context, "tokenizer": given, "adapters": adapters, "keep_quantized": keep_quantized}
-    model, found, *_ = import_model(path, out, **how, dtype=dtype, overwrite=overwrite)
+    model, found, *_ = import_model(
+        path, out, context_length=context, dtype=dtype, tokenizer=given, adapters=adapters, overwrite=overwrite,
+        keep_quantized=keep_quantized,
+    )  # fmt: skip
     config = model.config
     click.echo(
         f"{type(model).__name__}: {model.num_parameters():,} {model.tok_emb.weight.dtype} parameters, "

@@ -57,7 +57,7 @@ def show(path: Path, text: str | None, as_json: bool) -> None:
         return
     click.echo(f"{tokenizer.vocab_size:,} {tokenizer.unit}; {_end(tokenizer)}")
     numbers = tokens if tokens is not None else [*range(tokenizer.vocab_size)]
-    if tokens is not None:
+    if tokens is not None and text is not None:
         click.echo(f"{len(text):,} characters, {len(text.encode()):,} bytes, {len(tokens):,} {tokenizer.unit}:")
     elif len(numbers) > 2 * _MAX_LISTED:
         click.echo(_listed(tokenizer, numbers[:_MAX_LISTED]) + "\n...")

@@ -7,14 +7,16 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, overload
 
 import click
 
 from polyarr import distributed
 from polyarr.cli.ranks import join
 from polyarr.cli.starting import RunStart, start, starting_options, with_adapters
+from polyarr.core.backend import Backend
 from polyarr.core.current import set_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
@@ -141,7 +143,7 @@ def command(
 ) -> None:
     """Train a language model on text, a new one or one --from elsewhere, and save its best and its last checkpoint."""
     _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha, checkpoint)
-    named = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
+    named: dict[str, Any] = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
     changes = with_adapters(changes, rank, match, alpha)
@@ -160,9 +162,10 @@ def command(
                 raise click.UsageError(f"{source} is what the run begins with, and stays; give another --out")
             run = _new(data, tokens, backend, begun, 1337 if seed is None else seed, out, overwrite, world)
         else:
+            out = cast("Path", out)  # --resume needs it
             run = _resumed(data, backend, out, checkpoint, changes, world)
         run.wire = wire
-    on_root(world, lambda: [_check_writable(folder) for folder in (out, profile and profile.parent) if folder])
+    on_root(world, partial(_check_writable, out, *([profile.parent] if profile else [])))
     if not quiet:
         _introduce(run)
     run = train(run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard)
@@ -248,7 +251,8 @@ def _new(
     corpus = _corpus(data, recipe, tokenizer if tokens is None else chosen_tokenizer(tokens))
     if tokenizer is not None and not same_tokens(corpus.tokenizer, tokenizer):
         raise click.UsageError(f"{data} is prepared with another tokenizer than the model's; prepare it with that")
-    on_root(world, lambda: overwrite or _check_free(out))
+    if not overwrite:
+        on_root(world, lambda: _check_free(out))
     choose_backend(backend)
     corpus = replace(corpus, tokenizer=tokenizer or corpus.tokenizer)
     check_equal_on_ranks(world, lambda: _of_a_run(preset, recipe, seed, corpus))
@@ -301,16 +305,16 @@ def _say_what_differs(before: Recipe, info: dict, run: Run) -> None:
         click.echo(f"the text is not the one of the first {run.step:,} steps: best begins anew, on this one")
     if replace(before, steps=recipe.steps) != recipe:
         click.echo(f"the recipe changes after step {run.step:,}: not the same as {recipe.steps:,} steps with it")
-    if recipe.schedule != "constant" and recipe.steps > max(run.step, recipe.decay_steps):
+    if recipe.schedule != "constant" and recipe.steps > max(run.step, recipe.schedule_steps):
         click.echo(
-            f"the learning rate stays at {recipe.min_lr:g} from step {recipe.decay_steps:,} on, where this run's "
+            f"the learning rate stays at {recipe.min_lr:g} from step {recipe.schedule_steps:,} on, where this run's "
             f"schedule ends: not the same as a new run of {recipe.steps:,} steps"
         )
 
 
 def chosen_tokenizer(name: str) -> Tokenizer | None:
     """Return the tokenizer that --tokenizer names; None for one token per character of the text."""
-    words = {"char": lambda: None, "byte": byte_tokenizer}
+    words: dict[str, Callable[[], Tokenizer | None]] = {"char": lambda: None, "byte": byte_tokenizer}
     return words[name]() if name in words else load_tokenizer(name)
 
 
@@ -325,7 +329,11 @@ def _corpus(data: Path | None, recipe: Recipe, tokenizer: Tokenizer | None) -> C
     return corpus
 
 
-def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) -> T:
+@overload
+def choose_backend(name: str | None) -> Backend: ...
+@overload
+def choose_backend(name: str | None, begin: Callable[[str], T]) -> T: ...
+def choose_backend(name: str | None, begin: Callable[[str], Any] = set_backend) -> Any:
     """Start the backend that an option names, or else POLYARR_BACKEND, or else opencl; return the result of `begin`.
 
     Raises:
@@ -338,16 +346,17 @@ def choose_backend(name: str | None, begin: Callable[[str], T] = set_backend) ->
         raise BackendError(f"{error} (NumPy is always there: --backend numpy)") from error
 
 
-def _check_writable(out: Path) -> None:
-    """Create a folder; raise OSError unless files can be written in it."""
-    if out.exists() and not out.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out))
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:  # name the folder instead of the temporary file
-        raise OSError(error.errno, error.strerror, str(out)) from error
+def _check_writable(*folders: Path) -> None:
+    """Create folders; raise OSError unless files can be written in them."""
+    for out in folders:
+        if out.exists() and not out.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(out))
+        out.mkdir(parents=True, exist_ok=True)
+        try:
+            with tempfile.TemporaryFile(dir=out):
+                pass
+        except OSError as error:  # name the folder instead of the temporary file
+            raise OSError(error.errno, error.strerror, str(out)) from error
 
 
 def _introduce(run: Run) -> None:

@@ -1,6 +1,6 @@
 """The interface of `polyarr tune`: calls whose kernels are chosen by measurement, and the stored choices."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 
@@ -63,7 +63,7 @@ class Tuning(NamedTuple):
 
     ops: tuple[str, ...]
     shape: Callable[[Work], str]
-    tune: Callable[[Work, float], Iterator[Step]]
+    tune: Callable[[Work, float], Generator[Step, None, None]]
     kept: Callable[[], list[Kept]]
     exported: Callable[[], list[dict[str, Any]]]
     imported: Callable[[Any], int]

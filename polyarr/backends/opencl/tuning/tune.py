@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ class Contest:
         return 1e-9 * self._tunable.operations(self._work) / statistics.median(contender.times)
 
 
-def tune(device: Device, work: Work, seconds: float) -> Iterator[Step]:
+def tune(device: Device, work: Work, seconds: float) -> Generator[Step, None, None]:
     """Yield the steps of a tuning run; at the end, the fastest parameters are kept.
 
     Raises:
