@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,8 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
         tensors, used = open_tensors(path / WEIGHTS), set[str]()
         form = next((form for form in forms if _has_all(form, model, tensors)), forms[0])
 
-        def adapted(own: str, layer: Linear) -> Linear | LoRALinear:
-            if type(layer) is LoRALinear:
+        def adapted(own: str, layer: Linear | LoRALinear) -> Linear | LoRALinear:
+            if isinstance(layer, LoRALinear):
                 raise ValueError("the model has adapters already; merge_lora puts them into its weights")
             names = [_BEFORE + name for name in _names(form, own)]
             given = [name for name in names if name + _A in tensors or name + _B in tensors]
@@ -194,7 +194,8 @@ def _numbers(settings: Mapping[str, Any]) -> tuple[int, float, float]:
     for name, known in _FIXED.items():
         if settings.get(name, known[0]) not in known:
             raise ValueError(f"its {name} is {settings[name]!r}; polyarr's adapters have {known[0]!r}")
-    rank, alpha, dropout = (settings.get(name) for name in ("r", "lora_alpha", "lora_dropout"))
+    read: Callable[[str], Any] = settings.get
+    rank, alpha, dropout = map(read, ("r", "lora_alpha", "lora_dropout"))
     dropout = 0.0 if dropout is None else dropout
     for name, value, fits, due in (
         ("r", rank, type(rank) is int and rank > 0, "a positive integer"),

@@ -249,7 +249,8 @@ class Batch:
             row: The row of the text, which began with a mask.
             mask: The tokens, bool (V,), at least one.
         """
-        self._texts[row].mask = mask
+        if (text := self._texts[row]) is not None:
+            text.mask = mask
 
     def remove(self, row: int) -> None:
         """End the text of a row."""
@@ -461,24 +462,26 @@ class Batch:
     def _masked_biases(self, texts: dict[int, _Text]) -> Array:
         """Return the masked biases (B, V) of these texts, with zeros for the other rows."""
         zero = ops.fill(0, self._last, shape=(self._size,), dtype=float32)
-        return ops.stack([texts[row].take_bias() if row in texts else zero for row in range(len(self._texts))])
+        biases = {row: text.take_bias() for row, text in texts.items()}
+        return ops.stack([zero if (own := biases.get(row)) is None else own for row in range(len(self._texts))])
 
     def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
         """Yield what was computed for the texts that are still there."""
         for texts, tokens, logprobs, is_alone, draft in launched:
-            drawn = None if tokens is None else tokens.numpy()[:, 0].tolist()
+            drawn: list[int] = [] if tokens is None else tokens.numpy()[:, 0].tolist()
             scored = logprobs and [each.numpy() for each in logprobs]
             for row, text in texts.items():
                 if self._texts[row] is text:
                     at = 0 if is_alone else row
-                    new = accepted(draft, drawn) if draft else drawn[at : at + 1] if drawn else [None]
+                    new = accepted(draft, drawn) if draft else drawn[at : at + 1]
                     if draft:
                         text.take(len(new))
                         text.done += len(new)
                     if drawn and self._drafting:
                         text.new += new
                         self._drafting.add(text, new)
-                    yield Sampled(row, new[0], scored and tuple(each[at] for each in scored))
+                    found = tuple(each[at] for each in scored) if scored else None
+                    yield Sampled(row, new[0] if new else None, found)
                     self._held += [Sampled(row, token, None) for token in new[1:]]
 
 
@@ -498,7 +501,7 @@ class _State:
         self._inputs = {}
         for name, seen in history.items():
             self.history[name] = _with_row(self.history[name], seen, row)
-        if bias is not None:
+        if bias is not None and self.bias is not None:
             self.bias = _with_row(self.bias, bias, row)
 
     def inputs(self) -> dict[str, Array]:
@@ -580,15 +583,9 @@ def _copy(own: list[KeyValueCache], caches: list[KeyValueCache], row: int, span:
 
 
 def _choose(
-    logits: Array,
-    last: Array,
-    inputs: Array,
-    number: int,
-    history: dict[str, Array],
-    numbers: dict[str, Any],
-    bias: Array | None,
-    limits: tuple[int | None, int, int | None],
-) -> tuple[Array, dict[str, Array], Logprobs | None]:
+    logits: Array, last: Array, inputs: Array, number: int, history: dict[str, Array], numbers: dict[str, Any],
+    bias: Array | None, limits: tuple[int | None, int, int | None],
+) -> tuple[Array, dict[str, Array], Logprobs | None]:  # fmt: skip
     """Return the last tokens (B, 1), the histories after them and their log-probabilities, for logits (B, V).
 
     Rows of another kind of sampling than the given number keep their last token and history.

@@ -255,12 +255,13 @@ class Writer:
                 return
 
     def _prompt_part(
-        self, index: int, row: "Row", prompt: np.ndarray, logprobs: Sequence[np.ndarray] | None, top: int
+        self, index: int, row: "Row", prompt: np.ndarray, logprobs: Sequence[np.ndarray] | None, top: int | None
     ) -> Part:
         """Return the part of a prompt, with the log-probabilities of its tokens after the first, (T - 1, ...)."""
         first, *others = prompt.tolist()
         begin = TokenLogprob(first, self._text(first), None, (), 0)
-        return Part(index, "", 0, row.finish, (begin, *self._scored(others, logprobs, top)))
+        scored = () if top is None else self._scored(others, logprobs, top)
+        return Part(index, "", 0, row.finish, (begin, *scored))
 
     def _token_part(
         self,

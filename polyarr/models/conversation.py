@@ -1,9 +1,10 @@
 """Conversations with a model, whose history is kept within its context."""
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, cast
 
 from polyarr.models.completion import Writer
+from polyarr.text.sandbox import SandboxedTokenizer
 
 
 class Conversation:
@@ -57,7 +58,7 @@ class Conversation:
         context, first = self._writer.model.config.context_length, len(self._system)
         longest = context - min(reserved, context // 2)
         while True:
-            tokens = self._writer.tokenizer.encode_messages(messages, longest)
+            tokens = cast("SandboxedTokenizer", self._writer.tokenizer).encode_messages(messages, longest)
             if len(tokens) <= longest:
                 return tokens, messages
             later = [n for n, message in enumerate(messages) if message["role"] == "user" and n > first]

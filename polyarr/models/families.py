@@ -1,6 +1,6 @@
 """Families of language models by name, and their configurations as JSON settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -8,7 +8,7 @@ from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.models.llama import LlamaConfig, LlamaModel
 
-FAMILIES: dict[str, tuple[type[Config], type[LanguageModel]]] = {
+FAMILIES: dict[str, tuple[type[Config], Callable[[Any], LanguageModel]]] = {
     "gpt": (GPTConfig, GPTModel),
     "llama": (LlamaConfig, LlamaModel),
 }

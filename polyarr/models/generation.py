@@ -68,8 +68,10 @@ def generate(
         >>> generate(model, pa.asarray([[1, 2, 3]]), 4, temperature=0).shape
         (1, 7)
     """
-    options = {"padding": padding, "seed": seed, "vocab_size": vocab_size, "stop_at_context": stop_at_context}
-    drawn = stream(model, tokens, max_new_tokens, **options, **sampling)
+    drawn = stream(
+        model, tokens, max_new_tokens, padding=padding, seed=seed, vocab_size=vocab_size,
+        stop_at_context=stop_at_context, **sampling,
+    )  # fmt: skip
     return ops.concat([tokens, *drawn], axis=1)
 
 
@@ -114,8 +116,11 @@ def stream(
         >>> [token.shape for token in stream(model, pa.asarray([[1, 2, 3]]), 2)]
         [(1, 1), (1, 1)]
     """
-    options = {"padding": padding, "seed": seed, "vocab_size": vocab_size, "stop_at_context": stop_at_context}
-    return map(attrgetter("token"), sample(model, tokens, max_new_tokens, step=step, **options, **sampling))
+    drawn = sample(
+        model, tokens, max_new_tokens, padding=padding, seed=seed, vocab_size=vocab_size,
+        stop_at_context=stop_at_context, step=step, **sampling,
+    )  # fmt: skip
+    return map(attrgetter("token"), drawn)
 
 
 class Sample(NamedTuple):
@@ -171,6 +176,8 @@ def sample(
     _check(tokens, max_new_tokens, padding, seed, vocab_size)
     if not isinstance(model, LanguageModel):
         raise TypeError(f"generate: model is {described(model)}; it must be a LanguageModel, such as a GPTModel")
+    if echo and logprobs is None:
+        raise ValueError("generate: echo is given without logprobs; it needs their number")
     size = min(vocab_size or model.config.vocab_size, model.config.vocab_size)
     if stop_at_context:
         max_new_tokens = limit_to_context(model, tokens.shape[1], max_new_tokens)
@@ -217,7 +224,7 @@ def sampled(
     tokens: Array,
     history: dict[str, Array],
     draw: tuple[Array, int] | None,
-    numbers: dict[str, float],
+    numbers: dict[str, Any],
     bias: Array | None,
     limits: tuple[int | None, int, int | None],
 ) -> tuple[Array, dict[str, Array], Logprobs | None]:
@@ -252,14 +259,14 @@ def _drawn(
     padding, new, end = _last_tokens(tokens, padding, length)
     caches = model.caches(new.shape[0], cache_capacity(model, end, count)) if count else None
     features = model.features(new, caches, None, padding) if count or echo else None  # eagerly: lengths differ
-    if echo:
+    if echo and features is not None and top is not None:
         yield Sample(None, prompt_logprobs(model, features, new, top, size))
-    logits = model.head(features[:, -1:])[:, 0] if count else None  # (B, V)
+    logits = model.head(features[:, -1:])[:, 0] if count and features is not None else None  # (B, V)
     position, text, is_beyond, features = None, [new], False, None  # frees the features
     for number in range(count):
         draw = next(draws) if draws else None
         chosen = draw, numbers, bias, limits
-        if number == 0:
+        if number == 0 and logits is not None:
             new, history, found = sampled(logits, new, history, *chosen)  # (B, 1)
         else:
             new, history, found = step(model, new, caches, position, padding, history, *chosen)

@@ -116,7 +116,7 @@ def _planned(
 
 def _blocks(model: LanguageModel, form: Format) -> dict[str, tuple[QuantizedLinear, slice]]:
     """Return the quantized layers that have scales of blocks, and their rows, by the names of GGUF's tensors."""
-    found = {}
+    found: dict[str, tuple[QuantizedLinear, slice]] = {}
     for path, layer in quantized_layers(model).items():
         names, _ = form.parts(f"{path}.weight")
         ends = np.cumsum(rows_of_parts(model, layer.shape[0], len(names))).tolist()

@@ -240,7 +240,8 @@ class LlamaConfig(Config):
                 self._check_number(f"rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
         if not found.low_freq_factor < found.high_freq_factor:
             self._refuse("rope_scaling's low_freq_factor is not below its high_freq_factor; it must be")
-        return found._replace(**{name: self._checked_factors(found, name) for name in _PAIR_FACTORS})
+        short, long = (self._checked_factors(found, name) for name in _PAIR_FACTORS)
+        return found._replace(short_factors=short, long_factors=long)
 
     def _checked_factors(self, scaling: RotaryScaling, name: str) -> tuple[float, ...]:
         """Return the factors of each pair, which only "longrope" has."""
@@ -295,7 +296,6 @@ class LlamaBlock(Module):
             init=init,
             out_init=out_init,
         )
-        shared = {"activation": config.activation, "init": init, "out_init": out_init}
         if config.has_experts(number):
             self.ff: MixtureOfExperts | GatedFeedForward = MixtureOfExperts(
                 config.emb_dim,
@@ -304,10 +304,15 @@ class LlamaBlock(Module):
                 per_token=config.experts_per_token,
                 normalize=config.normalize_experts,
                 shared=config.shared_dim,
-                **shared,
+                activation=config.activation,
+                init=init,
+                out_init=out_init,
             )
         else:
-            self.ff = GatedFeedForward(config.emb_dim, config.hidden_dim, bias=config.ff_bias, **shared)
+            self.ff = GatedFeedForward(
+                config.emb_dim, config.hidden_dim, activation=config.activation, bias=config.ff_bias, init=init,
+                out_init=out_init,
+            )  # fmt: skip
 
     def __call__(
         self, x: Array | Routed, mask: Array | None, cache: KeyValueCache | None, position: int | Array | None,

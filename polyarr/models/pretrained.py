@@ -25,6 +25,8 @@ from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others
 from polyarr.models.formats import Format, format_of, written_format
 from polyarr.models.formats.gguf import read_gguf
 from polyarr.models.formats.packed import PackedTensor, with_packed
+from polyarr.models.gpt import GPTConfig
+from polyarr.models.llama import LlamaConfig
 from polyarr.nn import QuantizedLinear, merge_lora, shapes_only
 from polyarr.nn.quantised import quantized_layers, with_codes
 from polyarr.ops.quantized import QUANTIZED_BLOCK
@@ -45,7 +47,11 @@ class StoredTensor(NamedTuple):
     name: str
     shape: list[int]
     dtype: str
-    kind = "float"
+
+    @property
+    def kind(self) -> str:
+        """Kind of its numbers."""
+        return "float"
 
     def read(self, dtype: np.dtype | None = None) -> np.ndarray:
         """Return the data, in a floating-point dtype if one is given; numbers that are not finite are then an error."""
@@ -108,12 +114,12 @@ def load_pretrained(
     with errors_with_path("load_pretrained", path):
         settings = read_json(folder / CONFIG)
         form = format_of(settings)
-        config, tensors = form.config_of(settings), with_packed(_prefixed(_tensors(path), form), settings, form)
-        if config.tie_embeddings and _has_own_head(form, tensors):
+        config, found = form.config_of(settings), with_packed(_prefixed(_tensors(path), form), settings, form)
+        if isinstance(config, GPTConfig | LlamaConfig) and config.tie_embeddings and _has_own_head(form, found):
             text = "its settings tie the output head to the embedding, its file has another head: that one is kept"
             warnings.warn(f"load_pretrained: {path}: {text}", RuntimeWarning, stacklevel=2)
             config = replace(config, tie_embeddings=False)
-        return _loaded(form.with_experts(config), config, tensors, dtype, kept)
+        return _loaded(form.with_experts(config), config, found, dtype, kept)
 
 
 def _loaded(

@@ -93,8 +93,8 @@ class ResidualBlock(Module):
         for conv, norm in zip(self.convs, self.norms, strict=True):
             y = norm(conv(y))
         if self.shortcut:
-            conv, norm = self.shortcut
-            x = norm(conv(x))
+            projection, last = self.shortcut
+            x = last(projection(x))
         return ops.relu(x + y)
 
 

@@ -112,6 +112,8 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
     """
     if "temperature" not in numbers:
         return ops.argmax(logits, axis=-1)
+    if unit is None:
+        raise ValueError("choose: unit is None; a temperature needs uniform numbers, (B, 1)")
     count, min_p = logits.shape[-1], numbers.get("min_p")
     if (top_k is None or top_k >= count) and "top_p" not in numbers:
         return _drawn(_tempered(in_whole_vectors(logits), numbers["temperature"]), unit, min_p)

@@ -163,7 +163,7 @@ class SharedWriter(Writer):
         rows = [
             Row(self.tokenizer, prompt, stop, ends, min(max_new_tokens, length - len(prompt))) for prompt in encoded
         ]
-        constraints = grammar and [self.constraints.begin(grammar) for _ in rows]
+        constraints = [self.constraints.begin(grammar) for _ in rows] if grammar else None
         call = Call(encoded, rows, how, seed, logprobs, echo, constraints, client)
         for i, row in enumerate(rows):
             if not call.is_scored and (echo or row.finish):
@@ -190,7 +190,7 @@ class SharedWriter(Writer):
         tokens = {one.row: one.token for one in results if one.token is not None}
         last = self._last_rows(tokens)
         tokens = {row: token for row, token in tokens.items() if row in self._running}  # whose grammars did not fail
-        rows = [call.rows[i] for call, i in map(self._running.get, tokens)]
+        rows = [call.rows[i] for call, i in (self._running[row] for row in tokens)]
         texts = dict(zip(tokens, Row.decoded(rows, [*tokens.values()]), strict=True))
         for one in results:
             if one.row not in self._running:  # its prompt was scored, and no more was asked for
@@ -223,7 +223,7 @@ class SharedWriter(Writer):
             tokens[call.client] += call.sizes[i]
         here = {call.client for call, _ in self._waiting} | {*tokens}
         self._turns = {client: turn for client, turn in self._turns.items() if client in here}
-        found = []
+        found: list[tuple[Call, int]] = []
         while self._waiting and len(found) < count:
             clients = [call.client for call, _ in self._waiting]
             client = min(clients, key=lambda client: (tokens[client], self._turns.get(client, 0)))
@@ -238,7 +238,8 @@ class SharedWriter(Writer):
         """Let the grammars of rows follow their new tokens; return the rows after whose tokens nothing may follow."""
         texts = {self._running[row]: row for row in tokens if self._running[row][0].constraints}
         for (call, i), row in texts.items():
-            call.constraints[i].tokens.append(tokens[row])
+            if call.constraints:
+                call.constraints[i].tokens.append(tokens[row])
         masks = self._masks([*texts])
         for text, mask in masks.items():
             if mask is not None:
@@ -250,8 +251,9 @@ class SharedWriter(Writer):
 
         Calls whose grammar fails end.
         """
-        texts = [(call, i) for call, i in texts if call.constraints]
-        found = self.constraints.masks([call.constraints[i] for call, i in texts]) if texts else []
+        constraints = {(call, i): call.constraints[i] for call, i in texts if call.constraints}
+        texts = [*constraints]
+        found = self.constraints.masks([*constraints.values()]) if texts else []
         masks = {}
         for text, mask in zip(texts, found, strict=True):
             mask = mask if mask is None or isinstance(mask, ValueError) else mask[: self._size]

@@ -8,6 +8,7 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import GPTModel, LlamaModel, Writer, generate, logprobs
+from polyarr.models.generation import sample
 from polyarr.text import CharTokenizer, SubwordTokenizer, byte_tokenizer
 
 SIZES = {"vocab_size": 40, "context_length": 24, "emb_dim": 32, "n_heads": 4, "n_layers": 2}
@@ -135,6 +136,8 @@ def test_errors_of_log_probabilities(on_numpy):
         writer.write(["a"], 1, logprobs=-1)
     with pytest.raises(pa.ShapeError, match=r"generate: tokens is int32\[1, 25\]; it must be \[batch, at most 24\]"):
         writer.write(["a" * 25], 1, logprobs=1, echo=True)
+    with pytest.raises(ValueError, match="generate: echo is given without logprobs"):
+        sample(small("gpt"), pa.asarray([[1, 2]]), 1, echo=True)
     (part,) = writer.write(["a"], 1, logprobs=99)  # more than there are: all that the tokenizer has
     assert len(part.logprobs[0].top) == LETTERS.vocab_size
     assert 0.5 < sum(math.exp(value) for _, value in part.logprobs[0].top) < 1

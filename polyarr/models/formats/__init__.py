@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 # By the "model_type" of a config.json; the tutorial's settings have none.
-READ: dict[str | None, Format] = {"gpt2": GPT2, **FORMATS, None: TUTORIAL}
+READ: dict[str | None, Format] = {"gpt2": GPT2, **{kind: form for kind, form in FORMATS.items()}, None: TUTORIAL}
 WRITTEN: dict[str, dict[type[LanguageModel], tuple[Format, ...]]] = {
     "huggingface": {GPTModel: (GPT2,), LlamaModel: tuple(FORMATS.values())},
     "tutorial": {GPTModel: (TUTORIAL,)},

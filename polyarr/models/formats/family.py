@@ -117,7 +117,7 @@ class Family(NamedTuple):
 
     def settings_of(self, config: LlamaConfig) -> dict[str, Any]:
         """Return the content of config.json for polyarr's configuration, as far as the family has it."""
-        found = {"architectures": [f"{self.name}ForCausalLM"], "model_type": self.kind}
+        found: dict[str, Any] = {"architectures": [f"{self.name}ForCausalLM"], "model_type": self.kind}
         found |= settings_with(config, _SIZES, self.fixed)
         scale = config.attention_scale or config.head_size**-0.5
         own_values = {**vars(config), "attention_scale": scale, "expert_dim": config.expert_dim or config.hidden_dim}
@@ -169,7 +169,7 @@ class Family(NamedTuple):
             fits=self.fits,
         )
 
-    def _scales(self, given: Mapping[str, Any]) -> dict[str, float]:
+    def _scales(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the factors of embeddings and scores."""
         found = {}
         if self.has_scaled_embeddings:
@@ -183,7 +183,8 @@ class Family(NamedTuple):
         if "shared_dim" in fields:
             positive(given, *self.settings["shared_dim"])
         has_loss = given.get("output_router_logits", False)
-        found = {"router_loss": given.get("router_aux_loss_coef", self.router_loss) if has_loss else 0.0}
+        loss = given.get("router_aux_loss_coef", self.router_loss) if has_loss else 0.0
+        found: dict[str, Any] = {"router_loss": loss}
         if self.has_dense_blocks and _is_size("n_layers", count):
             step, dense = positive(given, "decoder_sparse_step", 1), given.get("mlp_only_layers") or []
             if not isinstance(dense, list):

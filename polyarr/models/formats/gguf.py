@@ -14,6 +14,7 @@ from polyarr.models.decoder import Config
 from polyarr.models.formats.gpt import GPT2
 from polyarr.models.formats.llama import FORMATS
 from polyarr.models.formats.tables import Format, Layer
+from polyarr.models.llama import LlamaConfig
 from polyarr.saving.gguf_file import GGUFEntry, GGUFFile
 from polyarr.saving.tensor_file import finite
 
@@ -110,7 +111,7 @@ class GGUFModel(NamedTuple):
 
     def _permuted_heads(self, name: str) -> int:
         """Return the number of heads of an array whose rows are permuted, or 0."""
-        if not self.is_interleaved:
+        if not self.is_interleaved or not isinstance(self.config, LlamaConfig):
             return 0
         return {"attn_q": self.config.n_heads, "attn_k": self.config.n_kv_heads}.get(name.split(".")[-2], 0)
 
@@ -146,8 +147,11 @@ class GGUFTensor(NamedTuple):
 class Header(Protocol):
     """Metadata and entries of a model in a GGUF file: those of a GGUFFile, or of a file to be written."""
 
-    metadata: dict[str, Any]
-    entries: Mapping[str, GGUFEntry]
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+
+    @property
+    def entries(self) -> Mapping[str, GGUFEntry]: ...
 
     def array(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a tensor."""

@@ -101,9 +101,8 @@ def _tutorial_settings(config: GPTConfig) -> dict[str, Any]:
 def _untied(model: GPTModel) -> GPTModel:
     if model.out_head:
         return model
-    untied = model.copy()
+    untied = model.tree_rebuild({"out_head": model.tok_emb})
     untied.config = replace(model.config, tie_embeddings=False)
-    untied.out_head = model.tok_emb
     return untied
 
 
