@@ -41,7 +41,7 @@ THREADS, ROUNDS = 8, 4
 STEPS = 20
 LARGE = (131, 701)  # more than 64 KiB in every dtype
 LOSSES = 1e-5  # tolerance of losses, relative to NumPy's in float64
-GPT = {
+GPT: dict[str, Any] = {
     "vocab_size": 29, "context_length": 17, "emb_dim": 24, "n_heads": 3, "n_layers": 2, "drop_rate": 0.1,
     "qkv_bias": True, "tie_embeddings": True,
 }  # fmt: skip
@@ -221,7 +221,8 @@ def check_precisions(backend: Backend, examples: int) -> None:
                 _check_batches(op, backend, depth, word)
         if float64 in backend.dtypes:
             x, y = (_spread((33, 33), seed).astype(np.float64) for seed in (0, 1))
-            found = op(*(polyarr.asarray(a, device=backend) for a in (x, y)), precision=backend.precisions[op][-1])
+            given = [polyarr.asarray(a, device=backend) for a in (x, y)]
+            found = op(given[0], given[1], precision=backend.precisions[op][-1])
             y = y.T if op is ops.linear else y
             bound = np.abs(x) @ np.abs(y)
             close(f"{op.name} on {backend.name}", "the result", found.numpy(), x @ y, "reduction", bound)

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     def in_axes(self) -> tuple:
         """The axes as vmap takes them."""
         axes = [self.axis if i in self.chosen else None for i in range(len(tree.leaves(self.inputs)))]
-        return tree.unflatten(self.inputs, axes)  # type: ignore[no-any-return]
+        return tree.unflatten(self.inputs, axes)
 
 
 @check
@@ -103,7 +103,7 @@ def _with_fewer_axes(op: Op, sample: Sample) -> Iterator[Sample]:
 def _of_inputs(op: Op, example: tuple, sample: Sample) -> tuple:
     """Return the gradients of all inputs, as gradients_of has them by name."""
     value, pull = polyarr.vjp(lambda *args: op(*args, **sample.params), *example)
-    return pull(cotangents_of(value, sample))  # type: ignore[no-any-return]
+    return pull(cotangents_of(value, sample))
 
 
 def _stacked(trees: list) -> Any:

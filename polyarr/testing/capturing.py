@@ -82,7 +82,7 @@ def _compare_captured_inputs(op: Op, backend: Backend, sample: Sample) -> None:
     for is_compiled in (False, True):
         held, outcome = sample.arrays(backend), list[Any]()
         first = next((a for a in tree.leaves(held) if isinstance(a, Array)), None)
-        call = functools.partial(whole, held)
+        call: Callable[..., Any] = functools.partial(whole, held)
         call = polyarr.compile(call, captures=held) if is_compiled else call
         for x in (first, first, None, None):
             outcome.append((_outcome(lambda: bits(call(x))), bits(held)))  # noqa: B023  called at once
@@ -124,7 +124,7 @@ def _compare_donated(op: Op, backend: Backend, sample: Sample, then: Callable[[t
 def check_joined(backend: Backend, examples: int) -> None:
     """Check that fused elementwise ops of a compiled function give the bits of the single ops."""
     for dtype in (d for d in FLOATS if d in backend.dtypes):
-        functions = _fusible, _fusible_elementwise, _fusible_in_pieces
+        functions: tuple[Callable[..., Any], ...] = (_fusible, _fusible_elementwise, _fusible_in_pieces)
         compiled = {fn: polyarr.compile(fn) for fn in functions}
         shapes = ((5, 33), (2, 3, 4)) if dtype == float32 else ((5, 33),)
         for shape, layout in itertools.product(shapes, ("plain", "transposed", "stepped", "offset")):

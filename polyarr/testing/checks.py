@@ -181,7 +181,8 @@ def check_second_order_agrees(op: Op, backend: Backend, sample: Sample) -> None:
         with use_backend(place):
             grads = polyarr.grad(slope, argnums=tuple(range(len(sample.inputs))))(*sample.arrays(place, wide))
         found.append({name: g.numpy() for name, g in _named(op, grads).items()})
-    gradients_agree(label_of(op, backend), *found, "the second derivative's ")
+    got, expected = found
+    gradients_agree(label_of(op, backend), got, expected, "the second derivative's ")
 
 
 @check
@@ -385,8 +386,8 @@ def uses_unordered_op(op: Op, backend: Backend, sample: Sample) -> bool:
     for found in backend.unordered & kernels.keys():
         kernel = kernels[found]
         if isinstance(kernel, Fused):
-            halves = {"forward": noted(found, kernel.forward), "backward": noted(found, kernel.backward)}
-            kernels[found] = kernel._replace(**halves)
+            forward, backward = noted(found, kernel.forward), noted(found, kernel.backward)
+            kernels[found] = kernel._replace(forward=forward, backward=backward)
         else:
             kernels[found] = noted(found, kernel)
     watched = backend._replace(kernels=kernels)
@@ -539,7 +540,7 @@ def _gradients(
     op: Op, backend: Backend, sample: Sample, wide: bool = False, between: Sample | None = None, times: int = 1
 ) -> dict[str, np.ndarray]:
     with use_backend(backend):
-        other = between and between.arrays(backend, wide)
+        other = None if between is None else between.arrays(backend, wide)
         found = gradients_of(op, sample.arrays(backend, wide), sample, wide=wide, between=other, times=times)
         return {name: values(label_of(op, backend), g, f"d/d{name}")[0] for name, g in found.items()}
 

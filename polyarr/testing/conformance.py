@@ -124,7 +124,11 @@ def _uses(case: Case, backend: Backend) -> set[str]:
     called: set[str] = set()
 
     def watched(op: Op, call: Callable) -> Callable:
-        return lambda *args, **params: (called.add(op.name), call(*args, **params))[1]
+        def run(*args: Any, **params: Any) -> Any:
+            called.add(op.name)
+            return call(*args, **params)
+
+        return run
 
     def changed(op: Op, kernel: Any) -> Any:
         if isinstance(kernel, Fused):
@@ -138,7 +142,8 @@ def _uses(case: Case, backend: Backend) -> set[str]:
                 case.run(recording, Effort(1))
         else:
             op = next(op for op in SAMPLES if op.name == case.subject)
-            sample = first_example(op, backend)
+            if (sample := first_example(op, backend)) is None:
+                return called
             with use_backend(recording):
                 args = sample.arrays(recording)
                 op(*args, **sample.params)

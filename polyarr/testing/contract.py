@@ -67,8 +67,8 @@ def _complaints(backend: Backend) -> Iterator[str]:
         yield f"flushes names {', '.join(lost)}; it must name floating-point dtypes among dtypes"
     if lost := [getattr(op, "name", str(op)) for op in backend.unordered if op not in known]:
         yield f"unordered names {', '.join(lost)}, for which there is no kernel"
-    if (held := [d.name for d in COMPLEX if d in backend.dtypes]) and (lost := lacking(backend, "complex")):
-        yield f"dtypes names {', '.join(held)}; there must be kernels for {', '.join(op.name for op in lost)}"
+    if (held := [d.name for d in COMPLEX if d in backend.dtypes]) and (missing := lacking(backend, "complex")):
+        yield f"dtypes names {', '.join(held)}; there must be kernels for {', '.join(op.name for op in missing)}"
     if len(backend.hardware.splitlines()) != 1:
         yield f"hardware is {backend.hardware!r}; it must be one line"
     if not backend.meets(backend):
@@ -197,7 +197,8 @@ def _check_export(backend: Backend, what: str, view: Callable, host: np.ndarray,
     def exported() -> tuple[list[Callable[[], np.ndarray]], weakref.ref | None]:
         x = view(polyarr.asarray(host, device=backend))
         shared = backend.dlpack.export(x.buf)  # type: ignore[union-attr]
-        readers = [functools.partial(backend.download, backend.dlpack.adopt(shared))]  # type: ignore[union-attr]
+        adopted = backend.dlpack.adopt(shared)  # type: ignore[union-attr]
+        readers: list[Callable[[], np.ndarray]] = [functools.partial(backend.download, adopted)]
         if tuple(shared.__dlpack_device__()) == CPU:
             readers.append(functools.partial(np.array, memory_of(shared), order="C"))
         shared.__dlpack__()  # a capsule that is never consumed
@@ -220,7 +221,11 @@ def _check_adopt(backend: Backend, what: str, view: Callable, host: np.ndarray) 
     expected, place = np.array(view(host)), f"{backend.name}: dlpack, {what} of NumPy"
     owner = host.copy()
     given, gone, spec = view(owner), weakref.ref(owner), Spec(view(host).shape, host.dtype)
-    offered = Shared(lambda stream, copy, given=given: given) if host.dtype == bfloat16 else np.asarray(given)
+
+    def shared(stream: Any, copy: Any, given: np.ndarray = given) -> np.ndarray:
+        return given
+
+    offered = Shared(shared) if host.dtype == bfloat16 else np.asarray(given)
     try:
         buf = backend.dlpack.adopt(offered)  # type: ignore[union-attr]
     except BufferError:  # memory on another device, or strides that it lacks
@@ -273,8 +278,8 @@ def _outlives(gone: weakref.ref) -> bool:
 def _reuse_freed_memory(backend: Backend, host: np.ndarray) -> None:
     """Allocate arrays so that freed memory of the host and of the backend is reused."""
     fillers = [np.full_like(host, 1) for _ in range(CHURN)]
-    fillers = [polyarr.asarray(filler, device=backend) for filler in fillers]
-    del fillers
+    arrays = [polyarr.asarray(filler, device=backend) for filler in fillers]
+    del fillers, arrays
 
 
 def _other_devices_are_refused(backend: Backend) -> None:

@@ -17,9 +17,9 @@ from polyarr.testing.strategies import Data, Sample
 
 WHAT = "with its numbers in arrays, "
 # Parameters that calls need so that their dynamic scalars have an effect.
-NEEDED = {ops.attention: {"dropout_rate": 0.5}}
+NEEDED: dict[Op, dict[str, float]] = {ops.attention: {"dropout_rate": 0.5}}
 _LINE, _TABLE = Data((7,), layout="stepped"), Data((5, 6), layout="transposed")
-WINDOWS = {
+WINDOWS: dict[Op, tuple[Sample, ...]] = {
     ops.slice: (
         Sample((_LINE,), {"starts": (5,), "steps": (-2,), "shape": (3,)}),
         Sample((_TABLE,), {"starts": (1, 4), "steps": (2, -1), "shape": (2, 3)}),

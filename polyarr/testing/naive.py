@@ -13,6 +13,7 @@ import numpy as np
 from polyarr.testing.references import ACTIVATIONS
 
 Index = tuple[int, ...]
+Place = tuple[int | slice | np.ndarray, ...]
 
 
 def each(value: Any, axes: int) -> Index:
@@ -60,7 +61,7 @@ class Windows:
         return [i for i, _ in inside], [at for _, at in inside]
 
 
-def _all(place: Index) -> tuple:
+def _all(place: Place) -> tuple:
     return (slice(None), *place)
 
 
@@ -96,7 +97,7 @@ def _ungrouped(a: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 def _filters(weight: np.ndarray, j: Index, groups: int) -> np.ndarray:
     """Return element j of all filters, as (groups, filters of a group, channels of a group)."""
-    found = weight[(slice(None), *j)]
+    found = weight[_all(j)]
     return found.reshape(groups, len(found) // groups, found.shape[1])
 
 
@@ -130,7 +131,7 @@ def conv_weight_gradient(
     out = np.zeros((n, *shape, c // groups))
     for i, j, at in Windows(x.shape[1:-1], shape, **where).positions():
         product = _in_groups(g[_all(i)], groups).swapaxes(1, 2) @ _in_groups(x[_all(at)], groups)
-        out[(slice(None), *j)] += product.reshape(n, c // groups)
+        out[_all(j)] += product.reshape(n, c // groups)
     return out
 
 
@@ -213,7 +214,7 @@ def adaptive_mean_pool(x: Any, *, shape: Any) -> np.ndarray:
     counts = [n if m is None else m for m, n in zip(each(shape, len(lengths)), lengths, strict=True)]
     found = {}
     for i in itertools.product(*map(range, counts)):
-        at = [slice(a * n // m, -(-(a + 1) * n // m)) for a, m, n in zip(i, counts, lengths, strict=True)]
+        at: list[slice] = [slice(a * n // m, -(-(a + 1) * n // m)) for a, m, n in zip(i, counts, lengths, strict=True)]
         found[i] = x[_all(tuple(at))].mean(axis=tuple(range(1, x.ndim - 1)))
     return _filled(x, found)
 

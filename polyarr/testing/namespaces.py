@@ -80,13 +80,15 @@ class Breaks:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up the graph breaks of a test, which another process may have run."""
-        for *place, count in dict(report.user_properties).get(PROPERTY, ()) if report.when == "call" else ():
+        found: Any = dict(report.user_properties).get(PROPERTY, ())
+        for *place, count in found if report.when == "call" else ():
             self.tests[GraphBreak(*place)] += 1
             self.times[GraphBreak(*place)] += count
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a table of the graph breaks by file and line, with how many tests met each."""
         terminalreporter.section("polyarr: graph breaks")
-        rows = [((tests, self.times[place]), place) for place, tests in sorted(self.tests.items())]
+        rows: list[tuple[tuple[int, ...], GraphBreak]] = []
+        rows += [((tests, self.times[place]), place) for place, tests in sorted(self.tests.items())]
         for line in lines_of(rows, "tests", "times"):
             terminalreporter.write_line(line)

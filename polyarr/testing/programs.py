@@ -236,5 +236,5 @@ def _check_release(backend: Backend) -> None:
 def _references(buf: Any) -> Iterator[weakref.ref]:
     """Yield weak references to a buffer or to its parts if it is a tuple; none where the type does not support them."""
     for part in (buf, *(buf if isinstance(buf, tuple) else ())):
-        if type(part).__weakrefoffset__:  # type: ignore[attr-defined]
+        if type(part).__weakrefoffset__:
             yield weakref.ref(part)

@@ -13,7 +13,7 @@ only what polyarr always depends on.
 
 import tomllib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -134,12 +134,12 @@ def polyarr_backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect cases above the level, mark known failures as xfail, and attach each case's facts to its reports."""
-    cases = {item: item.callspec.params["case"] for item in items if _is_case(item)}
+    cases: dict[pytest.Function, Any] = {item: item.callspec.params["case"] for item in items if _is_case(item)}
     if not cases:
         return
     known = _known_failures(config)
     wanted = LEVELS[: LEVELS.index(config.getoption("polyarr_level")) + 1]
-    none_of_it = [i for i, case in cases.items() if not adapters.applies(case.check, i.callspec.params[FIXTURE])]
+    none_of_it = [i for i, case in cases.items() if not adapters.applies(case.check, str(i.callspec.params[FIXTURE]))]
     left_out = {*none_of_it, *(item for item, case in cases.items() if case.level not in wanted)}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
@@ -165,7 +165,7 @@ def _by_case(items: list[pytest.Item], cases: dict) -> list[pytest.Item]:
     return [next(turns) if item in cases else item for item in items]
 
 
-def _is_case(item: pytest.Item) -> bool:
+def _is_case(item: pytest.Item) -> TypeGuard[pytest.Function]:
     """Return whether a test is one of the kit's cases, also if another file has imported it."""
     return getattr(getattr(item, "function", None), "__module__", "") == "polyarr.testing.conformance"
 

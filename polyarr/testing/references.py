@@ -80,7 +80,7 @@ def scatter_add(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis
 
 def scatter_add_along_axis(x: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
     """Return x with updates added one after the other along an axis, each line on its own."""
-    new, places = x.copy(), list(np.indices(indices.shape))
+    new, places = x.copy(), list[np.ndarray](np.indices(indices.shape))
     places[axis] = indices
     np.add.at(new, tuple(places), updates)
     return new
@@ -137,9 +137,9 @@ def running_sum(x: np.ndarray, *, axis: int, dtype: Any = None) -> np.ndarray:
 
 def logsumexp(x: np.ndarray, *, axis: Any, keepdims: bool) -> np.ndarray:
     """Return the logarithm of the sum of the exponentials."""
-    return (
-        np.logaddexp.reduce(x, axis=axis, keepdims=keepdims) if isinstance(axis, int) else _by_hand(x, axis, keepdims)
-    )
+    if isinstance(axis, int) and keepdims:
+        return np.logaddexp.reduce(x, axis=axis, keepdims=True)
+    return np.logaddexp.reduce(x, axis=axis) if isinstance(axis, int) else _by_hand(x, axis, keepdims)
 
 
 def _by_hand(x: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:

@@ -120,7 +120,10 @@ class Recorder:
             seconds = round(report.duration, 4)
             uses = _property(report, "uses").split()
             covered = json.loads(_property(report, "covered") or "{}") if outcome in GOOD else {}
-            self.results[report.nodeid] = Result(*facts, outcome, _reason(report), snippet, seconds, uses, covered)
+            backend, level, check, subject = facts
+            self.results[report.nodeid] = Result(
+                backend, level, check, subject, outcome, _reason(report), snippet, seconds, uses, covered
+            )
             self._note(self.results[report.nodeid]._asdict())
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:

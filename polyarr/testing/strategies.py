@@ -144,9 +144,9 @@ MIXED = ("special", "normal", "special", "ties", "wide")  # rules from which the
 def _special(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
     """Return nan, infinities, both zeros, denormals and limits of a float dtype; the extremes of an integer dtype."""
     if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        chosen = [info.min, info.max, 0, 1, info.max - 1, info.min + 1, 2, *([-1, -2] if info.min else [])]
-        return np.array(chosen, dtype)[rng.permutation(size) % len(chosen)]
+        ends = np.iinfo(dtype)
+        whole = [ends.min, ends.max, 0, 1, ends.max - 1, ends.min + 1, 2, *([-1, -2] if ends.min else [])]
+        return np.array(whole, dtype)[rng.permutation(size) % len(whole)]
     info = finfo(dtype)
     tiny, large = info.smallest_normal, 4 * float(info.max) ** 0.5  # the square of `large` overflows
     chosen = [np.nan, np.inf, 0.0, tiny, tiny * info.eps, tiny / 2, info.max, large, info.eps, 1.0, 0.5, 2.5, 1e-4, 20]
@@ -367,8 +367,8 @@ class Data:
         if self.values == "edges" and dtype.kind in "iu":
             return _edges(rng, size, dtype)
         if self.values in ("sweep", "quiet sweep"):
-            found = sweep(dtype, self.seed, size)
-            return found if self.values == "sweep" else quiet(found)
+            swept = sweep(dtype, self.seed, size)
+            return swept if self.values == "sweep" else quiet(swept)
         if self.values == "corners":
             return np.resize(corners(dtype), size)
         if self.values == "spread":

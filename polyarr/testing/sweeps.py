@@ -69,10 +69,10 @@ def corners(dtype: np.dtype) -> np.ndarray:
     if dtype.kind == "b":
         return np.array([False, True])
     if dtype not in FLOATS:
-        info = np.iinfo(dtype)
-        near = {0, 1, 2, 3, 7, 10, 100, info.max, info.max - 1, info.max // 2, info.max // 2 + 1}
-        low = {-1, -2, -3, -7, -10, -100, info.min, info.min + 1, info.min // 2} if info.min else set()
-        return np.array(sorted(near | low), dtype)
+        low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+        near = {0, 1, 2, 3, 7, 10, 100, high, high - 1, high // 2, high // 2 + 1}
+        near |= {-1, -2, -3, -7, -10, -100, low, low + 1, low // 2} if low else set()
+        return np.array(sorted(near), dtype)
     info = finfo(dtype)
     tiny, top = float(info.smallest_normal), float(info.max)
     positive = [0.0, tiny * float(info.eps), tiny / 2, tiny, float(info.eps), 1e-4, 0.5, 1 - float(info.eps) / 2, 1.0]

@@ -61,7 +61,7 @@ def _elementwise(
 ) -> None:
     SAMPLES[op] = Entry(
         _unary(smooth or "normal"),
-        smooth and _smooth(smooth),
+        _smooth(smooth) if smooth else None,
         reference or getattr(np, op.name),
         tolerance,
         dtypes(kind),
@@ -69,6 +69,8 @@ def _elementwise(
     )
 
 
+_op: Op
+_reference: Callable | None
 for _op, _values in {
     ops.negative: "normal", ops.positive: "normal", ops.abs: "away", ops.sign: "away", ops.square: "normal",
     ops.floor: "away", ops.ceil: "away", ops.trunc: "away", ops.round: "away", ops.real: "normal", ops.conj: "normal",
@@ -218,7 +220,7 @@ def _without_ties(sample: Sample) -> bool:
 
 
 # Libraries agree about these divisions if x is 0 or y is infinite, except for the floor of -1 / inf: -0 or -1.
-_BESIDE = {ops.floor_divide: ("zero", "endless"), ops.remainder: ("zero", "infinite")}
+_BESIDE: dict[Op, tuple[str, ...]] = {ops.floor_divide: ("zero", "endless"), ops.remainder: ("zero", "infinite")}
 
 
 def alone(op: Op, template: Sample) -> Iterator[Sample]:

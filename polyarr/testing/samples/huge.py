@@ -30,6 +30,7 @@ def huge(op: Op, template: Sample) -> list[Sample]:
 # ---- elementwise, reductions, order --------------------------------------------------------------------------------
 
 HUGE: dict[Op, Grown] = grown.elementwise(TALL, FLAT, (BOX, BOX[2:]), (TALL, (TALL[0], 1)))
+_op: Op
 for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std, ops.vector_norm):
     HUGE[_op] = along((LINE, None), (TALL, 0), (TALL, 1), (FLAT, 0), (FLAT, 1), (BOX, (0, 2)), (BOX, 1))
 for _op in (ops.argmax, ops.argmin):

@@ -1,6 +1,6 @@
 """Entries of gather, scatter and sorting ops."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def _indexed(values: Sequence[str], indices: Sequence[str], updates: bool) -> Ca
         )
         shapes = [w for w in INDICES if "unique" not in indices or w in ((), (1,))]
         both = st.tuples(chosen, st.sampled_from(shapes), st.sampled_from(("int64", "int32")))
-        return both.flatmap(memoized(lambda b: drawn(dtype, *b[0], b[1], b[2])))
+        return both.flatmap(memoized(lambda b: drawn(dtype, b[0][0], b[0][1], b[1], b[2])))
 
     return cases
 
@@ -95,6 +95,8 @@ SAMPLES[ops.scatter_add_along_axis] = Entry(
 )  # fmt: skip
 
 _orders = axis_params(descending=st.sampled_from((True, False)))
+_op: Op
+_reference: Callable
 for _op, _reference in ((ops.argsort, ref.argsort), (ops.sort, ref.sort)):
     SAMPLES[_op] = Entry(
         with_params(LONG, _orders, ("normal", "ties", "nonfinite", "special")),

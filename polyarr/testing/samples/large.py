@@ -25,6 +25,7 @@ def large(op: Op, template: Sample) -> list[Sample]:
 
 LARGE: dict[Op, Grown] = grown.elementwise(ROWS, AXES, (ROWS, ROWS[1:]), ((*AXES[:3], 1, 1, 1), (1, 1, *AXES[2:])))
 _REDUCED = [(ROWS, None), (ROWS, 0), (ROWS, 1)]
+_op: Op
 for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std):
     LARGE[_op] = along(*_REDUCED, (AXES, (0, 2, 5), "transposed"))
 LARGE[ops.prod] = along(*_REDUCED[1:], (AXES, (0, 2, 5), "transposed"))  # that of all elements would be 0 or infinite

@@ -56,7 +56,7 @@ def _stretches(shape: tuple) -> SearchStrategy:
 @st.composite
 def _windows(draw: Callable, shape: tuple) -> dict:
     """Draw the parameters of a strided slice of `shape`, with steps of both signs; axes may be empty."""
-    starts, steps, counts = [], [], []
+    starts, steps, counts = list[int](), list[int](), list[int]()
     for n in shape:
         step = draw(st.sampled_from((1, 1, 2, 3, -1, -2)))
         start = draw(st.integers(0, n - 1)) if n else 0

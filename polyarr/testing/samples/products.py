@@ -58,6 +58,8 @@ def _product(op: Op, shapes: Sequence[tuple], reference: Callable, params: Searc
 
 _product(ops.matrix_product, PRODUCTS, np.matmul)
 _product(ops.matmul, (*PRODUCTS, *VECTORS), np.matmul)
+_op: Op
+_reference: Callable
 for _op in (ops.matrix_product, ops.matmul):
     SAMPLES[_op] = SAMPLES[_op]._replace(
         cases=narrow_first(
@@ -228,7 +230,7 @@ def _embedding(dtype: str) -> SearchStrategy[Sample]:
     sizes = st.sampled_from(((5, 3), (1, 1), (33, 31), (100, 8)))
     return st.tuples(
         sizes, st.sampled_from(((3,), (), (2, 7), (0,), (130,))), st.sampled_from(("int64", "int32"))
-    ).flatmap(memoized(lambda t: drawn(*t[0], t[1], t[2])))
+    ).flatmap(memoized(lambda t: drawn(t[0][0], t[0][1], t[1], t[2])))
 
 
 def _cache_updates(dtype: str) -> SearchStrategy[Sample]:

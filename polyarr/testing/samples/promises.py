@@ -50,6 +50,8 @@ _add(
 )  # fmt: skip
 _LIMITS = Data((33,), values="ties", seed=1), Data((33,), values="ties", seed=2)
 _add(GRADIENTS, [ops.clip], Sample((_TIES, -1.0, 1.0)), Sample((_TIES, *_LIMITS)), Sample((_TIES, 1.0, -1.0)))
+_shape: tuple[int, ...]
+_axis: int | tuple[int, ...] | None
 for _axis, _descending in itertools.product((0, 1), (False, True)):
     _add(GRADIENTS, [ops.sort], Sample((_TIES,), {"axis": _axis, "descending": _descending}))
 _add(GRADIENTS, [ops.topk], *(Sample((_TIES,), {"axis": axis, "k": 5}) for axis in (0, 1)))
@@ -128,5 +130,5 @@ for _shape in ((2, 9, 8), (1, 70, 64)):  # scores above 100, whose exponentials 
 
 for _op in images.SAMPLES:
     for *_shapes, _params in images.CALLS[_op]:
-        _inputs = [None if s is None else Data(s, seed=i, values="distinct") for i, s in enumerate(_shapes)]
-        _add(GRADIENTS, [_op], Sample(tuple(_inputs), _params))
+        _images = [None if s is None else Data(s, seed=i, values="distinct") for i, s in enumerate(_shapes)]
+        _add(GRADIENTS, [_op], Sample(tuple(_images), _params))

@@ -1,6 +1,7 @@
 """Entries of reductions and cumulative sums."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from hypothesis import strategies as st
@@ -23,6 +24,8 @@ from polyarr.testing.samples.entry import (
 from polyarr.testing.strategies import SHAPES, Data, Sample, axes, one_axis
 
 SAMPLES: dict[Op, Entry] = {}
+_op: Op
+_fn: Callable
 
 
 # ---- reductions ----------------------------------------------------------------------------------------------------
@@ -44,7 +47,7 @@ def _reduction(
     chosen = params or drawn
     SAMPLES[op] = Entry(
         lambda dtype: with_params(shapes, chosen, values(dtype))(dtype),
-        smooth and with_params([s for s in shapes if np.prod(s) < 200], chosen, (smooth,)),
+        with_params([s for s in shapes if np.prod(s) < 200], chosen, (smooth,)) if smooth else None,
         reference,
         tolerance,
         dtypes(kind),
@@ -103,12 +106,14 @@ _reduction(
     params=lambda s: st.fixed_dictionaries({"axis": one_axis(s)}),
     shapes=LONG,
 )
-for _op, _axes in ((ops.sum, {"axis": None}), (ops.mean, {"axis": None}), (ops.cumulative_sum, {"axis": 0})):
-    SAMPLES[_op] = SAMPLES[_op]._replace(
-        cases=narrow_first(
-            lambda dtype, params=_axes: Sample((Data((1000,), dtype, "lopsided"),), params), SAMPLES[_op].cases
-        )
-    )
+
+
+def _lopsided(dtype: str, *, axis: int | None) -> Sample:
+    return Sample((Data((1000,), dtype, "lopsided"),), {"axis": axis})
+
+
+for _op, _axis in ((ops.sum, None), (ops.mean, None), (ops.cumulative_sum, 0)):
+    SAMPLES[_op] = SAMPLES[_op]._replace(cases=narrow_first(partial(_lopsided, axis=_axis), SAMPLES[_op].cases))
 
 _norms = [((3,), (), (2, 33)), ((3,), (3,)), ((1,),), ((0,), (5, 31)), ((1000,), (3, 3))]
 SAMPLES[ops.global_norm] = Entry(

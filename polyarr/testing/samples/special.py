@@ -18,11 +18,13 @@ def _unary(op: Op, values: tuple[str, ...], smooth: str, special: str = "mixed",
     )  # fmt: skip
 
 
-SWEPT = (
+SWEPT: tuple[Op, ...] = (
     ops.erfc, ops.erfcx, ops.erfinv, ops.erfcinv, ops.ndtr, ops.ndtri, ops.log_ndtr, ops.i0, ops.i0e, ops.i1, ops.i1e,
     ops.logit, ops.entr, ops.sinc,
 )  # fmt: skip
-_DOMAINS = {ops.erfinv: "unit", ops.erfcinv: "share", ops.ndtri: "share", ops.logit: "share", ops.entr: "positive"}
+_DOMAINS: dict[Op, str] = {
+    ops.erfinv: "unit", ops.erfcinv: "share", ops.ndtri: "share", ops.logit: "share", ops.entr: "positive",
+}  # fmt: skip
 for _op in SWEPT:
     _domain = _DOMAINS.get(_op, "normal")
     _unary(_op, (*EVERYTHING, _domain), _domain, zeros=_op in (ops.erfinv, ops.i1, ops.i1e))
@@ -33,10 +35,9 @@ for _op in (ops.gammaln, ops.gamma, ops.digamma):  # below 0 they have poles, an
 def _binary(
     op: Op, values: tuple[str, str], smooth: tuple[str, str], tolerance: str = "power", special: str = ""
 ) -> None:
-    x, y = values
-    cases = (*EVERYTHING, x), (*EVERYTHING, y)
+    x, y = (((*EVERYTHING, each) if special else (each,)) for each in values)
     SAMPLES[op] = Entry(
-        lambda dtype: pairs(dtype, *(cases if special else ((x,), (y,))), numbers if special else _positive),
+        lambda dtype: pairs(dtype, x, y, numbers if special else _positive),
         lambda dtype: pairs(dtype, smooth[:1], smooth[1:], _positive),
         None, tolerance, _FLOATING, special=special,
     )  # fmt: skip

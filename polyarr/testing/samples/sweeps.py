@@ -110,7 +110,7 @@ def _converted(dtype: str) -> Iterator[Sample]:
 
 for _op in elementwise.SAMPLES:
     SWEEPS[_op] = _of_one if len(_op.inputs) == 1 else _paired
-SWEEPS |= {
+SWEEPS.update({
     ops.floor_divide: _divided,
     ops.remainder: _divided,
     ops.pow: _raised,
@@ -121,5 +121,5 @@ SWEEPS |= {
     ops.astype: _converted,
     ops.gelu: _of_one,
     **dict.fromkeys(special.SWEPT, _of_one),
-}
+})
 del SWEEPS[ops.astype_all]  # it runs as astype, which has sweeps
