@@ -97,11 +97,11 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
         array([1., 1.], dtype=float32)
     """
     lib = Library(xp)
-    found = {op: getattr(xp, op.name) for op in SAME_NAME if hasattr(xp, op.name)}
+    found: dict[Op, Callable] = {op: getattr(xp, op.name) for op in SAME_NAME if hasattr(xp, op.name)}
     found |= {op: functools.partial(fn, lib) for op, fn in ARITHMETIC.items()}
     if erf := erf or getattr(xp, "erf", None):
         found[ops.erf] = erf
-    computing = {
+    computing: dict[Op, Callable] = {
         **{op: elementwise(lib, fn) for op, fn in found.items()},
         **{op: long_sum(lib, fn) for op, fn in ((ops.sum, xp.sum), (ops.prod, xp.prod))},
         **{op: reduction(lib, fn) for op, fn in ((ops.max, xp.max), (ops.min, xp.min))},
@@ -110,7 +110,7 @@ def make_kernels(xp: Any, erf: Callable | None = None) -> dict[Op, Callable]:
     }
     if all(hasattr(getattr(xp, "linalg", None), op.name) for op in LINALG):
         computing |= {op: of_matrices(lib, op, *fn) for op, fn in LINALG.items()}
-    moving = {op: functools.partial(fn, lib) for op, fn in MOVING.items()}
+    moving: dict[Op, Callable] = {op: functools.partial(fn, lib) for op, fn in MOVING.items()}
     return {op: quiet(kernel) for op, kernel in computing.items()} | moving
 
 
@@ -213,7 +213,7 @@ def matrix_product(lib: Library, x: Any, y: Any) -> Any:
     return total
 
 
-ARITHMETIC = {
+ARITHMETIC: dict[Op, Callable] = {
     ops.floor_divide: floor_divide,
     ops.remainder: remainder,
     ops.pow: power,
@@ -254,7 +254,7 @@ def iota(lib: Library, out: Spec, start: float, step: float, like: Any, *, size:
     """Return start + step * i, computed in float64 for floats, and modulo 2**64 for integers."""
     if dtype in INEXACT:
         return lib.cast(lib.arange(size, dtype=lib.native[float64]) * float(step) + float(start), dtype)
-    return lib.cast(lib.arange(size, dtype=lib.native[int64]) * signed(step) + signed(start), dtype)
+    return lib.cast(lib.arange(size, dtype=lib.native[int64]) * signed(int(step)) + signed(int(start)), dtype)
 
 
 def signed(number: int) -> int:
@@ -528,11 +528,11 @@ LINALG: dict[Op, tuple] = {  # op -> arguments of of_matrices from `fn` on
 
 # ---- the rest of the table ---------------------------------------------------------------------------------------
 
-COMPUTING = {
+COMPUTING: dict[Op, Callable] = {
     ops.nextafter: nextafter, ops.astype: astype, ops.cumulative_sum: cumulative_sum, ops.iota: iota,
     ops.scatter_add: scatter_add, ops.random_bits: random_bits,
 }  # fmt: skip
-MOVING = {
+MOVING: dict[Op, Callable] = {
     ops.fill: fill, ops.where: where, ops.slice: slice_, ops.slice_update: slice_update, ops.take: take,
     ops.scatter: scatter, ops.argsort: argsort,
     ops.reshape: lambda lib, out, x, *, shape: lib.reshape(x, shape),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from contextvars import Context
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from polyarr.backends.kernels import (
     reduction,
     with_flat_indices,
 )
+from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, INEXACT, INTEGERS, Spec
 
 BLOCK = 64  # largest number of terms summed sequentially
@@ -193,11 +195,13 @@ def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def slice_(out: Spec, x: np.ndarray, starts: tuple, *, steps: tuple, shape: tuple) -> np.ndarray:
     """Return a strided slice as a view."""
-    slices = [slice(at, at + step * n, step) for at, step, n in zip(starts, steps, shape, strict=True)]
     if min(steps, default=1) < 0:  # a slice that ends at element 0 going backwards would need a stop of None
-        slices, flipped = forward_slices(starts, steps, shape)
-        return np.flip(x[slices], flipped)
-    return x[(*slices, ...)]
+        forward, flipped = forward_slices(starts, steps, shape)
+        return np.flip(x[forward], flipped)
+    places: list[slice | EllipsisType] = [
+        slice(at, at + step * n, step) for at, step, n in zip(starts, steps, shape, strict=True)
+    ]
+    return x[(*places, ...)]
 
 
 def cumulative_sum(out: Spec, x: np.ndarray, *, axis: int, dtype: np.dtype) -> np.ndarray:
@@ -240,7 +244,8 @@ def scatter_add(out: Spec, x: np.ndarray, indices: np.ndarray, updates: np.ndarr
     """Return a copy of x with the updates added one after the other, floats in float64."""
     normalized_indices(NUMPY, "scatter_add", indices, x.shape[axis])
     new = x.astype(NUMPY.sum_dtype(x.dtype))
-    np.add.at(new, (*(slice(None),) * axis, indices), updates.astype(new.dtype, copy=False))
+    at: Any = (*(slice(None),) * axis, indices)  # of `at`, NumPy's types do not have tuples
+    np.add.at(new, at, updates.astype(new.dtype, copy=False))
     return new.astype(out.dtype, copy=False)
 
 
@@ -318,7 +323,8 @@ def max_pool(
     return total.astype(out.dtype, copy=False)
 
 
-KERNELS = make_kernels(np, np.frompyfunc(math.erf, 1, 1)) | {
+KERNELS: dict[Op, Callable] = {
+    **make_kernels(np, np.frompyfunc(math.erf, 1, 1)),
     **{op: ufunc(getattr(np, op.name)) for op in SAME_NAME},
     ops.divide: ufunc(divide),
     ops.expm1: ufunc(expm1),
