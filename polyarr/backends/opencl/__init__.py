@@ -45,13 +45,15 @@ def backend_of(device: Any) -> Backend:
     from polyarr.backends.opencl.tuning.tune import tuning_of
 
     kernels, device.commands.graphs = make_kernels(device), device.vendor.graphs(device)
+    dtypes, flushes = _dtypes(device.features)
     return Backend(
         device.name,
         kernels,
         upload=device.upload,
         download=partial(download, device),
         synchronize=device.synchronize,
-        **_dtypes(device.features),
+        dtypes=dtypes,
+        flushes=flushes,
         hardware=device.cl_device.name.strip(),
         memory=device.memory,
         unordered=unordered(device),
@@ -70,11 +72,11 @@ def backend_of(device: Any) -> Backend:
     )
 
 
-def _dtypes(features: Any) -> dict[str, frozenset[Any]]:
+def _dtypes(features: Any) -> tuple[frozenset[Any], frozenset[Any]]:
     """Return the dtypes that a device supports, and those in which it may flush subnormal numbers to 0."""
     offered = frozenset(d for d in DTYPES if real_of(d) != float64 or features.fp64)
     flushed = frozenset() if features.subnormals else frozenset({float32, complex64, bfloat16})
-    return {"dtypes": offered, "flushes": flushed}
+    return offered, flushed
 
 
 def _choose_caches() -> None:

@@ -20,6 +20,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.core.backend import Fused
+from polyarr.core.op import Op
 
 KERNELS = {
     **{getattr(ops, name): elementwise.launcher(name) for name in elementwise.EXPRESSIONS},
@@ -85,7 +86,7 @@ READS = {
     ops.attention: ("key", "counter"),
 }
 
-PAIRS = {
+PAIRS: dict[Op, tuple[Any, ...]] = {
     ops.softmax: (softmax.softmax, softmax.softmax_backward, {"x": ()}),
     ops.log_softmax: (softmax.log_softmax, softmax.log_softmax_backward, {"x": ()}),
     ops.layer_norm: (norm.layer_norm, norm.layer_norm_backward),

@@ -1,5 +1,6 @@
 """Creation of arrays from scalars: fill, iota."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ def iota(device: Device, out: Spec, start: Number, step: Number, like: Any, *, s
         values = iota(device, real, start, step, like, size=size, dtype=real.dtype)
         return astype(device, out, values, dtype=dtype)
     plan, result = device.plans[_plan](dtype, size), device.empty(out)
+    parts: tuple[Callable[[Any], Any], ...]
     if dtype in FLOATS:
         parts = (float,) if device.features.fp64 else (_single, _rest)
     else:

@@ -1,6 +1,7 @@
 """Shape ops: views if strides can express the result, else copies."""
 
 from itertools import pairwise
+from typing import cast
 
 from polyarr.backends.opencl.copying.copy import dense, duplicate, write
 from polyarr.backends.opencl.elementwise.elementwise import Start, astype
@@ -45,12 +46,12 @@ def slice(
     """Return every steps-th element of x from starts on, along each axis; a view, or a copy if a start is an array."""
     axis = _first_on_device(starts)
     if axis is None:
-        return window(x, out.shape, starts, steps)
+        return window(x, out.shape, cast("tuple[int, ...]", starts), steps)
     whole = with_axis(shape, axis, x.shape[axis])
     x = slice(
         device, Spec(whole, x.dtype), x, with_axis(starts, axis, 0), steps=with_axis(steps, axis, 1), shape=whole
     )
-    return _slice_on_device(device, x, axis, starts[axis], steps[axis], shape[axis])
+    return _slice_on_device(device, x, axis, cast("Buffer", starts[axis]), steps[axis], shape[axis])
 
 
 def slice_update(
@@ -61,7 +62,8 @@ def slice_update(
     if axis is not None and not value.size:
         slice(device, spec_of(value), x, starts, steps=steps, shape=value.shape)  # records a fault for a bad start
     elif axis is not None:
-        number, step, count, starts = starts[axis], steps[axis], value.shape[axis], with_axis(starts, axis, 0)
+        number, starts = cast("Buffer", starts[axis]), with_axis(starts, axis, 0)
+        step, count = steps[axis], value.shape[axis]
         if _first_on_device(starts) is not None:
             rows, one = _slice_on_device(device, x, axis, number, step, count), with_axis(steps, axis, 1)
             value = slice_update(device, spec_of(rows), rows, value, starts, steps=one)
@@ -69,7 +71,7 @@ def slice_update(
         start = _start(device, number, x.shape[axis], step, count, (0, row_major(x.shape)[axis]))
     result = duplicate(device, x)
     if value.size:
-        write(device, window(result, value.shape, starts, steps), value, start)
+        write(device, window(result, value.shape, cast("tuple[int, ...]", starts), steps), value, start)
     return result
 
 

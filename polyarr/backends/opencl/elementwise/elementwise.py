@@ -111,7 +111,7 @@ COPY, WHERE = "x", "c ? x : y"
 _OF_COMPLEX = {EXPRESSIONS[name]: expression for name, expression in COMPLEX_EXPRESSIONS.items()}
 
 NUMBER = "NUMBER"
-LAYOUT, POINTER = slice(1, 4), slice(0, 5, 4)  # of a Buffer: shape, dtype and strides; memory and offset
+LAYOUT = slice(1, 4)  # of a Buffer: shape, dtype and strides
 INT64 = np.dtype("int64")
 START_ARGUMENTS = (None, *(INT64,) * 6, None, INT64)  # types of the kernel arguments of a Start
 OPERANDS = dict.fromkeys((*STEPS.values(), "STRIDED"), (None, INT64))  # argument types of an array, by its kind
@@ -224,14 +224,14 @@ def launch(
         y[LAYOUT] if type(y) is Buffer else y if y is None else NUMBER,
         condition and condition[LAYOUT],
     )  # fmt: skip
-    result, arguments = target or device.fresh(out, *plan.room), []
+    result, arguments = target or device.fresh(out, *plan.room), list[Any]()
     for operand in (x, y, condition):
         if type(operand) is Buffer:
-            arguments += operand[POINTER]
+            arguments += operand.memory, operand.offset
         elif operand is not None:
             arguments.append(evaluate(plan.argument, operand))
-    moved = () if start is None else (*start.number[POINTER], *start[1:4], *start.steps, *start.fault)
-    plan.kernel(plan.work, plan.group, *arguments, *result[POINTER], plan.layout, *moved)
+    moved = () if start is None else (start.number.memory, start.number.offset, *start[1:4], *start.steps, *start.fault)
+    plan.kernel(plan.work, plan.group, *arguments, result.memory, result.offset, plan.layout, *moved)
     return result
 
 

@@ -1,6 +1,6 @@
 """random_bits: Philox4x32-10, a pure function of key, counter and position; and kernel arguments for its state."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import astype, launch
@@ -24,7 +24,7 @@ class State(NamedTuple):
 def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: Buffer) -> State:
     """Return the state as kernels take it; `unread` is a placeholder for memory arguments that are not read."""
     if type(key) is not Buffer and type(counter) is not Buffer:
-        words = [0 if number is None else number & WORD for number in (key, counter)]
+        words = [0 if number is None else cast("int", number) & WORD for number in (key, counter)]
         return State(0, (*words, unread.memory, unread.memory))
     return State(1, (0, 0, _word(device, key).memory, _word(device, counter).memory))
 
@@ -32,7 +32,7 @@ def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: B
 def _word(device: Device, number: int | Buffer) -> Buffer:
     """Return a number as a 64-bit word in device memory."""
     if type(number) is not Buffer:
-        return launch(device, ONE, number & WORD)
+        return launch(device, ONE, cast("int", number) & WORD)
     return dense(device, number if number.dtype in WORDS else astype(device, ONE, number, dtype=uint64))
 
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from math import gcd, prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense, duplicate
 from polyarr.backends.opencl.indexing import segments
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS
+from polyarr.backends.opencl.runtime.geometry import MAX_ITEMS, CpuGeometry
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.core.spec import Spec
@@ -49,7 +49,8 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
     program, words = device.plans[_program](word, indices.dtype), row // word
     args = (x.memory, indices.memory, result.memory, *fault, n)
     if device.geometry.moves_rows:
-        items, group, span = device.geometry.items(outer * count, max(1, device.geometry.span * word // row))
+        geometry = cast("CpuGeometry", device.geometry)
+        items, group, span = geometry.items(outer * count, max(1, geometry.span * word // row))
         program.take_rows(items, group, *args, count, words, outer * count, span)
         return result
     for (o, p, w), part in tiles((outer, count, words), MAX_TILE):

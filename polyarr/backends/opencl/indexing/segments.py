@@ -48,9 +48,9 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     items, group, _ = device.geometry.items(indices.size)
     program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size)
     if result.dtype == float32 and adds_atomically(device):
-        items = min(-(-updates.size // GROUP) * GROUP, MAX_ITEMS)
+        most = min(-(-updates.size // GROUP) * GROUP, MAX_ITEMS)
         pointers = (result.memory, updates.memory, keys.memory)
-        program.add_atomically((items,), (GROUP,), *pointers, n, keys.size, inner, updates.size)
+        program.add_atomically((most,), (GROUP,), *pointers, n, keys.size, inner, updates.size)
         return
     is_small = n * inner <= MAX_UNSORTED_ELEMENTS and keys.size > n
     if device.geometry.sums_few and is_small and sum_dtype(device, result.dtype) != float32:

@@ -104,7 +104,7 @@ class Call:
         """Return the global and local size of work-groups: `parts` of them for each matrix."""
         return (self.count * parts * self.group,), (self.group,)
 
-    def _by_rows(self, rows: int) -> tuple[tuple[int], tuple[int], tuple[int, int]]:
+    def _by_rows(self, rows: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]:
         """Return the global and local size of work-groups that share all rows; the rows in all, and of each group."""
         total = self.count * rows
         if self.group > 1:

@@ -23,10 +23,10 @@ MAX_CHUNK_BYTES = 448 << 20  # largest allocation, unless one part is larger
 
 
 class Part(NamedTuple):
-    """`count` elements of an array, from `start` on."""
+    """`size` elements of an array, from `start` on."""
 
     start: int
-    count: int
+    size: int
 
 
 class Place(NamedTuple):
@@ -110,7 +110,7 @@ class Buckets:
         """Return a bucket with space for these arrays, not all empty, in dtype. The caller holds the device's lock."""
         most = min(MAX_CHUNK_BYTES, self._device.driver.largest) // dtype.itemsize
         cut = [[Part(i, min(most, b.size - i)) for i in range(0, b.size, most)] for b in bufs]
-        sizes = tuple(part.count * dtype.itemsize for parts in cut for part in parts)
+        sizes = tuple(part.size * dtype.itemsize for parts in cut for part in parts)
         free = self._free[sizes]
         bucket = free.popleft() if free else Bucket(self._device, sizes)
         holder = BucketLease(bucket, free, self._device.commands)
@@ -148,11 +148,11 @@ class Buckets:
 
 
 def _view_of(memory: Any, part: Part, dtype: np.dtype) -> Buffer:
-    return Buffer(memory, (part.count,), dtype, row_major((part.count,)))
+    return Buffer(memory, (part.size,), dtype, row_major((part.size,)))
 
 
 def part_views(device: Device, buf: Buffer, parts: Sequence[Part]) -> Iterator[Buffer]:
     """Yield the parts of a buffer."""
     flat = reshaped(dense(device, buf), (buf.size,))
     for part in parts:
-        yield window(flat, (part.count,), (part.start,), (1,))
+        yield window(flat, (part.size,), (part.start,), (1,))

@@ -8,7 +8,7 @@ concurrently.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyopencl as cl
@@ -112,18 +112,20 @@ class SharedMemoryReducer:
 
     def _marks(self, own: Sequence[Buffer], since: int) -> list[Mark]:
         """Return the marks after which each array is ready, and a bucket that was freed at mark `since` is unused."""
-        found = [getattr(buf.memory, "ready", None) for buf in own]
-        if all(mark is not None and mark.number > since for mark in found):
-            return found
+        found: list[Mark | None] = [getattr(buf.memory, "ready", None) for buf in own]
+        ready = [mark for mark in found if mark is not None and mark.number > since]
+        if len(ready) == len(found):
+            return ready
         now = self._device.commands.mark()
         return [now if mark is None or mark.number <= since else mark for mark in found]
 
     def _shares(self, own: Sequence[Buffer], placed: Placement, marks: Sequence[Mark]) -> Iterator[Share]:
         """Yield the contents of the slots in order: the arrays as they lie in a bucket."""
-        places, n, share = placed.bucket.places, 0, None
+        places, n = placed.bucket.places, 0
+        share: Share | None = None
         for buf, parts, mark in zip(own, placed.cut, marks, strict=True):
             for part in parts:
-                place, nbytes, done = places[n], part.count * buf.dtype.itemsize, 0
+                place, nbytes, done = places[n], part.size * buf.dtype.itemsize, 0
                 while done < nbytes:
                     start = place.start + done
                     if share and (share.chunk != place.chunk or start - share.start >= self._slot):
@@ -135,16 +137,18 @@ class SharedMemoryReducer:
                     share.pieces.append(Piece(buf.memory, part.start * buf.dtype.itemsize + done, at, size))
                     latest = max(share.mark, mark, key=lambda mark: mark.number)
                     share, done = share._replace(nbytes=at + size, mark=latest), done + size
-                share.ends.append(n)
+                if share:
+                    share.ends.append(n)
                 n += 1
-        yield share
+        if share:
+            yield share
 
     def _exchange(
         self, shares: list[Share], own: Sequence[Buffer], others: Sequence[Placement], reduction: str
     ) -> None:
         """Send all shares, receive the other ranks', and add them up in the first bucket."""
         cut = others[0].cut
-        parts = [window(b, (p.count,), (p.start,), (1,)) for b, parts in zip(own, cut, strict=True) for p in parts]
+        parts = [window(b, (p.size,), (p.start,), (1,)) for b, parts in zip(own, cut, strict=True) for p in parts]
         theirs = [[place for places in placed.places for place in places] for placed in others]
         for event in self._last:
             event.wait()
@@ -190,7 +194,8 @@ class SharedMemoryReducer:
 
     def _add(self, held: Sequence[Buffer], target: Buffer, reduction: str) -> None:
         """Add up in the order of the ranks, at least in float32, and round once."""
-        device, spec, place = self._device, spec_of(target), target
+        device, spec = self._device, spec_of(target)
+        place: Buffer | None = target
         if target.dtype in NARROW and len(held) > 2:
             spec, place = Spec(target.shape, float32), None
             held = [launch(device, spec, buf) for buf in held]
@@ -207,7 +212,8 @@ def _pin(device: Device, segments: Sequence[np.ndarray]) -> list[Any]:
         return []
     flags, both = cl.mem_flags.READ_WRITE | cl.mem_flags.USE_HOST_PTR, cl.map_flags.READ | cl.map_flags.WRITE
     buffers = [cl.Buffer(device.context, flags, hostbuf=s) for s in segments]
-    mapped = [cl.enqueue_map_buffer(device.queue, b, both, 0, (b.size,), np.uint8)[0] for b in buffers]
+    bytes_, access = np.dtype(np.uint8), cast("cl.map_flags", both)
+    mapped = [cl.enqueue_map_buffer(device.queue, b, access, 0, (b.size,), bytes_)[0] for b in buffers]
     return [buffers, mapped]
 
 

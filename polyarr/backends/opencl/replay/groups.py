@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise.elementwise import LAYOUT, POINTER
+from polyarr.backends.opencl.elementwise.elementwise import LAYOUT
 from polyarr.backends.opencl.replay.statements import Statements
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
@@ -63,7 +63,7 @@ class Group(ABC):
         device.faults.follow(inputs)
         numbers = [evaluate(n.argument, values[n.value]) for n in self.statements.numbers]
         results = device.fresh_all(self.specs, self._rooms)
-        pointers = [part for b in arrays for part in b[POINTER]] + [r.memory for r in results]
+        pointers = [part for b in arrays for part in (b.memory, b.offset)] + [r.memory for r in results]
         pointers += [] if plan.workspace is None else [device.empty(plan.workspace).memory]
         plan.kernel(plan.work, plan.group, *numbers, *pointers, plan.layout)
         return tuple(results)

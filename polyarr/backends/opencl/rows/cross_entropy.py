@@ -56,10 +56,15 @@ def cross_entropy_and_gradient(
     *, ignore_index: int, label_smoothing: float,
 ) -> tuple[Buffer, Buffer]:  # fmt: skip
     """Return the losses, and the gradient of the logits for the cotangent g of the losses."""
-    settings = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": "none"}
     logits, _ = in_rows(device, logits)
-    losses, saved = cross_entropy(device, out[0], logits, targets, **settings)
-    return losses, cross_entropy_backward(device, g, saved, logits, targets, wanted=(True, False), **settings)[0]
+    losses, saved = cross_entropy(
+        device, out[0], logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )
+    gradient, _ = cross_entropy_backward(
+        device, g, saved, logits, targets, wanted=(True, False), ignore_index=ignore_index,
+        label_smoothing=label_smoothing, reduction="none",
+    )  # fmt: skip
+    return losses, gradient
 
 
 def _plan(

@@ -28,13 +28,12 @@ def row_plan(
     rows, cols = rows_of(shape)
     geometry = device.geometry
     macros = geometry.row_macros(rows, cols, dtype.itemsize, lined_up, persistent)
-    if "VECTOR" in macros:
-        macros = {**macros, **vector_types(dtype, macros["VECTOR"])}
+    vector = vector_types(dtype, macros["VECTOR"]) if "VECTOR" in macros else {}
     sets = -(-rows // macros["ROWS"])
     each = max(1, -(-sets // max(geometry.row_groups(sets, persistent, dtype.itemsize), 1)))
     each = min(each, MAX_SETS_PER_PARTIAL) if persistent else each
     work, group = geometry.row_work(-(-sets // each), macros), (macros["LANES"], macros["ROWS"])
-    program = device.build(stem + geometry.row_files, **types(dtype), **macros, **defines)
+    program = device.build(stem + geometry.row_files, **types(dtype), **macros, **vector, **defines)
     return LaunchPlan(getattr(program, f"{stem}_{which}"), work, group, (rows, cols, each))
 
 

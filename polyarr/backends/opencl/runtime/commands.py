@@ -53,7 +53,8 @@ class Commands:
 
         def both() -> None:
             try:
-                before()
+                if before is not None:
+                    before()
             finally:  # others may wait for it
                 do()
 

@@ -125,7 +125,8 @@ class PoclCompiler(Compiler):
         super().__init__(context)
         self._store, self._reads_declarations = store, reads_declarations
         found = run_folder()
-        self._run, self._trouble = (None, found) if isinstance(found, str) else (found.path, "")
+        self._run: Path | None = None if isinstance(found, str) else found.path
+        self._trouble = found if isinstance(found, str) else ""
         self._made: dict[str, Path] = {}  # PoCL's folder of a program
         self._kept: dict[str, set[str]] = {}  # the files in a program's entry
         self._launched: set[str] = set()  # since the queue was last empty
@@ -172,8 +173,9 @@ class PoclCompiler(Compiler):
             raise BackendError(f"opencl: no kernel can be compiled, for want of a folder to do it in: {trouble}")
 
     def _unpack(self, name: str) -> None:
-        content = self._store.load(name) if self._run else None
-        if content is None:
+        folder = self._run
+        content = self._store.load(name) if folder else None
+        if folder is None or content is None:
             return
         try:
             entry = zipfile.ZipFile(io.BytesIO(content))
@@ -184,14 +186,14 @@ class PoclCompiler(Compiler):
             self._store.forget(name)
             return
         # Files that exist may have been loaded: a library in use must not change.
-        missing = [file for file in files if not (self._run / file).exists()]
+        missing = [file for file in files if not (folder / file).exists()]
         try:
-            entry.extractall(self._run, missing)
+            entry.extractall(folder, missing)
         except OSError:  # no space: PoCL must not find a part of a file
             for file in missing:
-                (self._run / file).unlink(missing_ok=True)
+                (folder / file).unlink(missing_ok=True)
             return
-        self._made[name], self._kept[name] = self._run.joinpath(*Path(files[0]).parts[:2]), set(files)
+        self._made[name], self._kept[name] = folder.joinpath(*Path(files[0]).parts[:2]), set(files)
         self._known.add(str(self._made[name]))
 
     def _skip_questions(self) -> None:
@@ -219,9 +221,11 @@ class PoclCompiler(Compiler):
         return found
 
     def _keep(self, names: set[str]) -> None:
+        if (run := self._run) is None:
+            return
         for name in names & self._made.keys():
             paths = [p for p in self._made[name].rglob("*") if p.is_file() and p.name != STAMP]
-            files = {str(p.relative_to(self._run)): p for p in paths}
+            files = {str(p.relative_to(run)): p for p in paths}
             if files and files.keys() != self._kept.get(name):  # no files: the folder was removed
                 self._save(name, files)
 

@@ -220,7 +220,7 @@ class Device:
         pool = self.pool
         with self.lock:
             if self._guards is not None:
-                return self._between_canaries(own, nbytes)
+                return self._between_canaries(self._guards, own, nbytes)
             memory = None
             # PoCL allocates more than the device has, until the system ends the process.
             if pool.managed_bytes + nbytes <= self.features.global_memory:
@@ -340,19 +340,20 @@ class Device:
             BackendError: (at the end) A kernel wrote outside its memory.
         """
         with self.lock:
-            around, self._guards = self._guards, []  # guarded blocks may be nested
+            around = self._guards  # guarded blocks may be nested
+            guards = self._guards = list[_Guarded]()
             try:
                 yield
-                for guarded in self._guards:
+                for guarded in guards:
                     self._check_canaries(guarded)
             finally:
                 self._guards = around
 
-    def _between_canaries(self, own: int, nbytes: int) -> Any:
+    def _between_canaries(self, guards: list[_Guarded], own: int, nbytes: int) -> Any:
         margin = max(256, self.part_alignment)
         whole = self.driver.allocate(margin + nbytes + margin)
         self.commands.transfer((whole.size,), None, whole, np.full(whole.size, CANARY, np.uint8))
-        self._guards.append(_Guarded(whole, margin, own))
+        guards.append(_Guarded(whole, margin, own))
         return self.part(whole, margin, nbytes)
 
     def _check_canaries(self, guarded: _Guarded) -> None:

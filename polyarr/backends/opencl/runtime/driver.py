@@ -4,7 +4,7 @@ A vendor may have another driver, with the same methods; see nvidia/driver.py.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyopencl as cl
@@ -15,7 +15,7 @@ from polyarr.backends.opencl.runtime.launches import again, launch_of
 from polyarr.backends.opencl.runtime.source import STRUCTURE
 
 CONTEXT = cl.mem_info.CONTEXT
-ZERO = np.int32(0)
+ZERO = np.zeros((), np.int32)
 
 
 class DriverError(Exception):
@@ -67,7 +67,7 @@ class OpenCL:
 
     def part(self, memory: Any, start: int, nbytes: int) -> Any:
         """Return a part of memory, from byte start on."""
-        return cl.Buffer.from_int_ptr(memory.int_ptr, retain=True).get_sub_region(start, nbytes)
+        return cast("cl.Buffer", cl.Buffer.from_int_ptr(memory.int_ptr, retain=True)).get_sub_region(start, nbytes)
 
     def held(self, memory: Any, owner: Any) -> Any:
         """Return the same memory as another object, which keeps an object alive."""

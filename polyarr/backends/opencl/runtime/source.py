@@ -18,7 +18,7 @@ PARAMS = re.compile(r"^// Params  .*\n(?://          .*\n)*", re.MULTILINE)
 ENTRY = re.compile(r"^//.{10}([A-Z]\w*(?:\(\w+\))?(?:, [A-Z]\w*)*) {2,}(?! |optional)", re.MULTILINE)
 DEFINED = re.compile(r"^ *# *define (\w+)", re.MULTILINE)
 # The C types in which scalars are passed and arithmetic is done.
-SCALARS = {
+SCALARS: dict[str, np.dtype] = {
     "int": np.dtype("int32"),
     "uint": np.dtype("uint32"),
     "long": np.dtype("int64"),

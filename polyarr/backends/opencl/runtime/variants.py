@@ -207,7 +207,7 @@ def _end(process: subprocess.Popen, complaints: IO[bytes]) -> None:
     """End the process."""
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout, complaints):
+    for stream in filter(None, (process.stdin, process.stdout, complaints)):
         with suppress(OSError):
             stream.close()
 

@@ -4,12 +4,14 @@ CPUs sort long tiles by radix sort, short ones by insertion and merging. GPUs us
 """
 
 from functools import lru_cache, partial
+from typing import cast
 
 import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.reductions.scan import cumulative_sum
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.geometry import CpuGeometry, GpuGeometry
 from polyarr.backends.opencl.runtime.layout import Buffer, swapped
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.runtime.variants import Variant, choose
@@ -48,7 +50,8 @@ def order(device: Device, x: Buffer) -> Buffer:
 def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Sort on CPUs: work-items sort tiles, then merge spans of runs. Return the order as int32, and fill result."""
     n, program = x.shape[-1], device.plans[_program](x.dtype, descending)
-    tile, span = device.geometry.sort_tile, device.geometry.sort_span
+    geometry = cast("CpuGeometry", device.geometry)
+    tile, span = geometry.sort_tile, geometry.sort_span
     rows, memories = x.size // n, _pair(device, x) + _pair(device, x)
     tiles = rows * -(-n // tile)
     items, group, each = device.geometry.items(tiles, least=1)
@@ -67,7 +70,7 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
 
 def _sort_on_gpu(device: Device, x: Buffer, descending: bool, result: Buffer | None, values: bool) -> Buffer:
     """Sort on GPUs; return result, or without one the order as int32."""
-    n, geometry = x.shape[-1], device.geometry
+    n, geometry = x.shape[-1], cast("GpuGeometry", device.geometry)
     merges, digits = (-(-n // _tile(device, x)) - 1).bit_length(), x.dtype.itemsize * 8 // DIGIT
     by_digits = n >= geometry.sort_long and merges > geometry.sort_merges * digits
     return (_radix_sort if by_digits else _sort_by_merging)(device, x, descending, result, values)
@@ -81,7 +84,8 @@ def _radix_sort(device: Device, x: Buffer, descending: bool, result: Buffer | No
     counted = Spec((rows, tiles << DIGIT), INT32)
     work, group, out = (rows * tiles * DIGIT_GROUP,), (DIGIT_GROUP,), (result or x).memory  # x: not written
     kept = (result or x).shape[-1]
-    source, target = None, None
+    source: tuple[Buffer, Buffer] | None = None
+    target: tuple[Buffer, Buffer] | None = None
     for turn in range(passes):
         first, last = int(turn == 0), int(turn == passes - 1 and result is not None)
         source, target = target, source or (None if last else _pair(device, x))
@@ -92,7 +96,7 @@ def _radix_sort(device: Device, x: Buffer, descending: bool, result: Buffer | No
         to = [b.memory for b in target or (x, x)]
         numbers = n, tiles, shift, first, last, int(values), kept
         program.by_digit(work, group, keys, index, *to, x.memory, out, counts.memory, sums.memory, *numbers)
-    return result or target[1]
+    return result or cast("tuple[Buffer, Buffer]", target)[1]
 
 
 def _digit_program(device: Device, dtype: np.dtype, descending: bool) -> Program:
@@ -108,18 +112,19 @@ def _sort_by_merging(device: Device, x: Buffer, descending: bool, result: Buffer
     work, out = (-(-tiles // tiles_per_group) * group,), (result or x).memory  # x: not written
     kept = (result or x).shape[-1]
     last = int(n <= tile and result is not None)
-    source, spare = (None, None) if last else (_pair(device, x), None)
+    source: tuple[Buffer, Buffer] | None = None if last else _pair(device, x)
+    spare: tuple[Buffer, Buffer] | None = None
     memories = [b.memory for b in source or (x, x)]
     program.sort_tiles(work, (group,), x.memory, *memories, out, n, tiles, last, int(values), kept)
     width = tile
     while width < n:
         last = int(2 * width >= n and result is not None)
         target = source if last else spare or _pair(device, x)
-        memories = [b.memory for b in (*source, *target)]
+        memories = [b.memory for b in (*(source or ()), *(target or ()))]
         program.merge_tiles(work, (group,), *memories, x.memory, out, n, width, tiles, last, int(values), kept)
         source, spare = target, source
         width *= 2
-    return result if last else source[1]
+    return result if last and result is not None else cast("tuple[Buffer, Buffer]", source)[1]
 
 
 def _tile(device: Device, x: Buffer) -> int:

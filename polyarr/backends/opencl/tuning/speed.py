@@ -61,7 +61,7 @@ def speed_of(device: Device) -> Speed:
 class Measured(Mapping):
     """Rates by unit, each measured when it is first read."""
 
-    def __init__(self, how: dict[str, Callable[[], float]]) -> None:
+    def __init__(self, how: Mapping[str, Callable[[], float]]) -> None:
         self._how, self._found = how, dict[str, float]()
 
     def __getitem__(self, unit: str) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +213,7 @@ def problem_of(device: Device, entry: Entry) -> str:
 
 def entry(device: Device, work: Work, shape: str, parameters: Any, figures: dict[str, Any]) -> Entry:
     """Return the entry for a measurement, with today's date and the current kernels."""
-    fields = asdict(parameters) if is_dataclass(parameters) else parameters._asdict()
+    fields = parameters._asdict() if hasattr(parameters, "_asdict") else asdict(parameters)
     kernel, today = kernel_of(TUNABLES[work.op].stem(device)), time.strftime("%Y-%m-%d")
     return Entry(
         device_of(device), driver_of(device), kernel, work.op, work.dtype, shape, work.form, list(work.shape), fields,

@@ -2,12 +2,12 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -82,7 +82,7 @@ class GpuMatmul:
 
 
 MatmulParams = CpuMatmul | GpuMatmul
-PARAMETERS = {"cpu": CpuMatmul, "gpu": GpuMatmul}
+PARAMETERS: dict[str, type[CpuMatmul] | type[GpuMatmul]] = {"cpu": CpuMatmul, "gpu": GpuMatmul}
 
 
 def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
@@ -104,7 +104,7 @@ def lookup(device: Device, dtype: np.dtype) -> tuple[MatmulParams, ...]:
 def space(device: Device, dtype: np.dtype) -> Iterator[MatmulParams]:
     """Yield the candidates: the shipped ones first, the others in a reproducible order."""
     known = lookup(device, dtype)
-    found = list(SPACES[PARAMETERS[device.geometry.kind]](device, dtype))
+    found: list[MatmulParams] = list(SPACES[PARAMETERS[device.geometry.kind]](device, dtype))
     random.Random(0).shuffle(found)  # so that runs that end early still sample the whole space
     # A CPU's DEPTH decides the order of additions: it stays fixed, so that results do not depend on the choice.
     depth = {getattr(known[0], "DEPTH", None)}
@@ -113,7 +113,7 @@ def space(device: Device, dtype: np.dtype) -> Iterator[MatmulParams]:
 
 def _cpu_space(device: Device, dtype: np.dtype) -> Iterator[CpuMatmul]:
     """Yield every tile that fits a CPU's registers and keeps them busy."""
-    itemsize, depth = accumulator_bytes(dtype), lookup(device, dtype)[0].DEPTH
+    itemsize, depth = accumulator_bytes(dtype), cast("CpuMatmul", lookup(device, dtype)[0]).DEPTH
     register = vector_width(device) * 4 // itemsize
     registers = 32 if vector_width(device) == 16 else 16
     widths = (width for width in (register // 2, register, 2 * register) if 2 <= width <= 16)
@@ -136,7 +136,8 @@ def _gpu_space(device: Device, dtype: np.dtype) -> Iterator[GpuMatmul]:
             yield params
 
 
-SPACES = {CpuMatmul: _cpu_space, GpuMatmul: _gpu_space}
+Space = Callable[[Device, np.dtype], Iterator[MatmulParams]]
+SPACES: dict[type, Space] = {CpuMatmul: _cpu_space, GpuMatmul: _gpu_space}
 
 
 def vector_width(device: Device) -> int:
