@@ -7,7 +7,7 @@ tiled kernels.
 import struct
 from functools import lru_cache
 from math import log, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -31,6 +31,9 @@ VARIANTS = (
             lambda device, p: attention_decode if attention_decode.accepts(p) else None),
     Variant("tiled", "all others", lambda device, p: attention_tiled),
 )  # fmt: skip
+
+
+Inputs = tuple[Buffer, Buffer, Buffer, Buffer | None, *tuple[Buffer, ...]]  # q, k, v, mask and gradient
 
 
 class Saved(NamedTuple):
@@ -107,7 +110,7 @@ def _as_natural_log(device: Device, p: Problem, lse: Buffer) -> Buffer:
 
 
 def _call(
-    device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...],
+    device: Device, lead: tuple[int, ...], inputs: Inputs, results: tuple[Buffer, ...],
     key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float, precision: str,
 ) -> Call:  # fmt: skip
     """Describe one pass over arrays in any layout."""
@@ -151,7 +154,7 @@ def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec
 
 
 def _laid_out(
-    device: Device, lead: tuple[int, ...], inputs: tuple[Buffer | None, ...], results: tuple[Buffer, ...]
+    device: Device, lead: tuple[int, ...], inputs: Inputs, results: tuple[Buffer, ...]
 ) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
     """Return the broadcast inputs (a mask: to all scores), the layouts of all arrays, and the inner axis's length."""
     q, k, v, mask, *rest = inputs
@@ -162,7 +165,7 @@ def _laid_out(
     if layouts is None:
         found = [dense(device, x) for x in found]
         layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
-    steps, inner = layouts
+    steps, inner = cast("tuple[list[bytes], int]", layouts)  # dense arrays always have them
     starts = [struct.pack("q", x.offset) for x in (*found, *results)]
     return tuple(found), tuple([start + step for start, step in zip(starts, steps, strict=True)]), inner
 

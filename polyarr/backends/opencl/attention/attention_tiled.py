@@ -164,7 +164,7 @@ def _backward_on_gpu(
 
 def _launch(tile: CpuTile | GpuTile, rows: int, batch: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the global and the local size for one work-group per block of rows."""
-    if type(tile) is CpuTile:
+    if isinstance(tile, CpuTile):
         return (-(-rows // tile.BQ), batch), (1, 1)
     items = tile.TX * tile.TY
     return (-(-rows // tile.OWN) * items, batch), (items, 1)

@@ -27,7 +27,7 @@ from polyarr.core.spec import Spec
 from polyarr.core.tuning import Work
 
 FORMS = ("forward", "backward")
-TILES = {"cpu": CpuTile, "gpu": GpuTile}
+TILES: dict[str, type[CpuTile] | type[GpuTile]] = {"cpu": CpuTile, "gpu": GpuTile}
 SMALL = (2, 64, 96), (3, 37, 53)  # heads, queries, keys
 HEADS_OF_CORE, ROWS_ON_CPU = 4, 512  # upper limits of what is timed
 MAX_SUMS = 32  # sums that a work-item of a GPU keeps in registers
@@ -46,14 +46,16 @@ def _case(work: Work) -> Case:
     if work.form == "forward":
 
         def run(device: Device, buffers: list[Buffer]) -> tuple[Buffer, ...]:
-            return (forward(device, Spec((heads, t, length), dtype), *buffers, None, 0, 0, **parameters)[0],)
+            q, k, v = buffers
+            return (forward(device, Spec((heads, t, length), dtype), q, k, v, None, 0, 0, **parameters)[0],)
 
         return Case([q, k, v], run, lambda: (reference.out,), ERRORS[work.dtype])
 
     def pull(device: Device, buffers: list[Buffer]) -> tuple[Buffer, ...]:
-        *inputs, g, out, lse = buffers
+        q, k, v, g, out, lse = buffers
         wanted = (True,) * 3 + (False,) * 3
-        return backward(device, g, Saved(out, lse, False), *inputs, None, 0, 0, wanted=wanted, **parameters)[:3]
+        found = backward(device, g, Saved(out, lse, False), q, k, v, None, 0, 0, wanted=wanted, **parameters)[:3]
+        return tuple(each for each in found if each is not None)
 
     saved = reference.out.astype(dtype), reference.lse.astype(np.promote_types(dtype, np.float32))
     return Case([q, k, v, g, *saved], pull, lambda: reference[2:], ERRORS[work.dtype])
@@ -69,7 +71,8 @@ def _fitting(device: Device, work: Work, found: dict[str, Any]) -> Any:
 
 def _fits(device: Device, work: Work, tile: CpuTile | GpuTile) -> bool:
     """Return whether the tile divides evenly and fits into local memory."""
-    itemsize, lengths, is_backward = max(4, np.dtype(work.dtype).itemsize), work.shape[-1:] * 2, work.form == "backward"
+    itemsize, is_backward = max(4, np.dtype(work.dtype).itemsize), work.form == "backward"
+    lengths = work.shape[-1], work.shape[-1]
     if isinstance(tile, CpuTile):
         whole = not any(side % step for side in tile[:2] for step in (tile.LANES * tile.VECTORS, tile.ROWS))
         return (

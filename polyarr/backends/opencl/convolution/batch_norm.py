@@ -1,6 +1,5 @@
 """Batch norm. The forward pass saves the mean and the scale of each channel."""
 
-from itertools import zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -54,7 +53,7 @@ def batch_norm_backward(
     row, given = Spec((x.shape[-1],), saved.dtype), any(each is not None for each in g[1:])
     specs = spec_of(x), *(row if given else None,) * 2
     gy, gmean, gvariance = (
-        spec and (elementwise(device, spec, 0) if each is None else dense(device, each))
+        None if spec is None else elementwise(device, spec, 0) if each is None else dense(device, each)
         for each, spec in zip(g, specs, strict=True)
     )
     x, weight, bias = dense(device, x), dense_or_none(device, weight), dense_or_none(device, bias)
@@ -89,7 +88,8 @@ def _plan(
     side = -(-count // (wide_ * lanes))
     wanted = PARTS_PER_UNIT * device.features.compute_units // (side if slices > 1 else 1)
     each = min(max(-(-rows // max(1, wanted)), MIN_ROWS), MAX_ROWS * slices)
-    parts, defines = -(-rows // each), {name: int(flag) for name, flag in zip_longest(FLAGS, flags, fillvalue=False)}
+    parts, given = -(-rows // each), (*flags, *(False,) * (len(FLAGS) - len(flags)))
+    defines: dict[str, Any] = {name: int(flag) for name, flag in zip(FLAGS, given, strict=True)}
     defines |= {"ACTIVATION": activation or "none", "ACTIVATES": int(activation is not None), "FLOATING": 1}
     defines |= {"LANES": lanes, "SLICES": slices, "JOINERS": joiners}
     kernels = device.build("batch_norm", **macros, **defines).kernels

@@ -1,7 +1,7 @@
 """Depthwise convolutions: every channel has a filter of its own."""
 
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from polyarr.backends.opencl.convolution.spatial import AXES, Padding, channels,
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.geometry import GpuGeometry
 from polyarr.backends.opencl.runtime.layout import Buffer, Shape, reshaped, swapped
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.backends.opencl.runtime.program import STORED
@@ -123,7 +124,7 @@ def _run_plan(
 ) -> tuple[LaunchPlan, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
     runs = _run_macros(x[-1] // wide, wide, kernel, stride, dilation, MAX_HELD_FILTERS)
-    group, items = device.geometry.items_group, x[-1] // wide * -(-out[-2] // runs["POSITIONS"])
+    group, items = cast("GpuGeometry", device.geometry).items_group, x[-1] // wide * -(-out[-2] // runs["POSITIONS"])
     work = -(-items // group) * group, prod(out[1:-2]), out[0]
     program = device.build("depthwise_gpu", **macros, **runs | {"TURNED": int(turned)})
     packed = geometry(x, out, kernel, stride, padding, dilation, wide)
@@ -150,7 +151,7 @@ def _run_sum_plan(
 
 def _takes_runs(device: Device, windowed: Shape, positions: Shape, kernel: Shape) -> bool:
     """Return whether a GPU's work-items compute runs of neighbors: few kernel elements along the last axis."""
-    most = device.geometry.most_batches if device.geometry.kind == "gpu" else 0
+    most = device.geometry.most_batches if isinstance(device.geometry, GpuGeometry) else 0
     counts = positions[0], prod(positions[1:-2]), prod(kernel[:-1])
     return windowed[-2] > 0 and kernel[-1] <= MAX_TAPS and max(counts) <= most
 

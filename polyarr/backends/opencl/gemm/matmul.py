@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from math import log2
 from typing import Any
 
@@ -126,8 +125,8 @@ def _split_k(device: Device, out: Spec, x: Buffer, y: Buffer, parts: int) -> Buf
     length = depth // parts
     products = []
     for first, count, each in ((0, parts, length), (parts * length, 1, depth - parts * length)):
-        pair = (pieces(_with_batch(a, lead), axis, first, count, each) for a, axis in ((x, -1), (y, -2)))
-        products.append(_product(device, Spec((count, *out.shape), out.dtype), *pair, None, PLAIN)[0])
+        left, right = (pieces(_with_batch(a, lead), axis, first, count, each) for a, axis in ((x, -1), (y, -2)))
+        products.append(_product(device, Spec((count, *out.shape), out.dtype), left, right, None, PLAIN)[0])
     stacked = concat(device, Spec((parts + 1, *out.shape), out.dtype), tuple(products), axis=0)
     return SUM(device, out, stacked, axis=(0,))
 
@@ -170,7 +169,8 @@ def _readable(device: Device, out: Spec, x: Buffer, y: Buffer) -> tuple[Buffer, 
     """Return copies of operands that no kernel reads: contiguous along one axis, or else without broadcasting."""
     if 1 in x.strides[-2:] and 1 in y.strides[-2:]:
         return _repeated(device, out, x), _repeated(device, out, y)
-    return tuple(buf if 1 in buf.strides[-2:] else dense(device, buf) for buf in (x, y))
+    x, y = (buf if 1 in buf.strides[-2:] else dense(device, buf) for buf in (x, y))
+    return x, y
 
 
 def _repeated(device: Device, out: Spec, buf: Buffer) -> Buffer:
@@ -222,7 +222,8 @@ def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple
     """Return a launcher of the product (m, k) @ (k, n) of row-major matrices on one core, for measurements."""
     m, n, k = lengths
     problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))
-    return partial(_cpu_launch(device, dtype, problem, PLAIN, params, (m, n), 1), x_start=0, y_start=0)
+    launch = _cpu_launch(device, dtype, problem, PLAIN, params, (m, n), 1)
+    return lambda arrays: launch(arrays, 0, 0)
 
 
 def _cpu_launch(
@@ -284,7 +285,7 @@ def shares(params: CpuMatmul, p: Problem, workers: int) -> tuple[int, int]:
             for wide in cuts
             if high * wide <= most
         ),
-        key=lambda share: _cpu_time(params, p, *share, workers),
+        key=lambda share: _cpu_time(params, p, share[0], share[1], workers),
     )
 
 

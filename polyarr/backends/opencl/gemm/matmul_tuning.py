@@ -20,7 +20,7 @@ ERRORS = {"float32": 1e-5, "float64": 1e-13, "bfloat16": 1e-2, "float16": 1e-3}
 def _case(work: Work) -> Case:
     """Return x and y as they are stored, and their product."""
     m, n, k = work.shape
-    dtype, generator, (x_form, y_form) = np.dtype(work.dtype), np.random.default_rng(0), work.form
+    dtype, generator, (x_form, y_form) = np.dtype(work.dtype), np.random.default_rng(0), [*work.form]
     stored = ((k, m) if x_form == "T" else (m, k)), ((n, k) if y_form == "T" else (k, n))
     x, y = (generator.standard_normal(shape, np.float32).astype(dtype) for shape in stored)
 

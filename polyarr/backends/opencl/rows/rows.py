@@ -39,7 +39,7 @@ def row_plan(
 
 def groups_of(plan: LaunchPlan) -> int:
     """Return the number of work-groups of a plan."""
-    return prod(plan.work) // prod(plan.group)
+    return prod(plan.work) // prod(plan.group or (1,))
 
 
 def block_plan(

@@ -81,5 +81,5 @@ class LaunchPlan(NamedTuple):
 
     kernel: Any
     work: tuple[int, ...]
-    group: tuple[int, ...]
-    numbers: tuple[int, ...]
+    group: tuple[int, ...] | None
+    numbers: tuple[Any, ...]
