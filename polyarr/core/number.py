@@ -10,7 +10,7 @@ import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,13 +51,18 @@ class Number:
 
     __slots__ = ("now", "record", "slot")
 
+    if TYPE_CHECKING:  # all operators are set below; these are extended in subclasses
+
+        def __add__(self, other: Any) -> Any: ...
+        def __mod__(self, other: Any) -> Any: ...
+
     def __init__(self, slot: int, now: int | float, record: Callable[..., Any]) -> None:
         self.slot, self.now, self.record = slot, now, record
 
     def __repr__(self) -> str:
         return f"<a number of a compiled function, {self.now} when it was captured>"
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse(self, *_: Any, **__: Any) -> Any:
         raise CaptureError(
             f"compile: {user_location()} asks for the value of a number that changes from run to run ({self.now} at "
             "capture); name the argument in constants= of compile, or compute with polyarr.evaluate(fn, number)"

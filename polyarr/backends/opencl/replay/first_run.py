@@ -1,7 +1,7 @@
 """The first run of a program with some layout of its inputs: the launchers work and are recorded."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from polyarr.backends.opencl.copying.copy import duplicate
 from polyarr.backends.opencl.replay.recording import MemoryRef, Offset, Recording, settled
@@ -25,29 +25,30 @@ class FirstRun:
 
     def __init__(self, device: Device, program: Program, inputs: list[Any], fixed_offsets: set[int]) -> None:
         self._device, self._program = device, program
-        self.recording: Recording | None = Recording(device.faults.mine(), device.driver.memory, program.size)
+        recording = Recording(device.faults.mine(), device.driver.memory, program.size)
+        self._recording, self.recording = recording, cast("Recording | None", recording)
         self._values, self.donated = dict(program.constants), dict[MemoryRef, int]()
-        self.input_refs = [self.recording.input_ref(b.memory) if type(b) is Buffer else None for b in inputs]
+        self.input_refs = [recording.input_ref(b.memory) if type(b) is Buffer else None for b in inputs]
         self.offset_slots, self.fixed_offsets = list[tuple[int, int]](), set[int]()
         for slot, value in program.constants.items():
             for b in buffers_in(value):
-                self.recording.ref(b.memory)
-            self.recording.values[slot] = value
+                recording.ref(b.memory)
+            recording.values[slot] = value
         for i, (slot, ref, value) in enumerate(zip(program.inputs, self.input_refs, inputs, strict=True)):
             if ref is None:
-                self._values[slot] = self.recording.number(slot, value)
+                self._values[slot] = recording.number(slot, value)
                 continue
             if slot in program.donated:
                 self.donated[ref] = value.memory.size
             is_traced = value.offset and i not in fixed_offsets
-            self._values[slot] = self._trace_offset(i, value) if is_traced else value
+            self._values[slot] = self._trace_offset(recording, i, value) if is_traced else value
         inputs.clear()
 
-    def _trace_offset(self, i: int, buf: Buffer) -> Buffer:
+    def _trace_offset(self, recording: Recording, i: int, buf: Buffer) -> Buffer:
         """Return an input with a tracer as its offset."""
-        offset = self.recording.offset(i, buf)
+        offset = recording.offset(i, buf)
         self.offset_slots.append((i, offset.slot))
-        return buf._replace(offset=offset)
+        return buf._replace(offset=cast("int", offset))
 
     def run(self) -> list[Any]:
         """Return the outputs' values, possibly with Numbers in them."""
@@ -74,9 +75,9 @@ class FirstRun:
             raise
 
     def _evaluate(self, step: Step) -> Any:
-        self.recording.scalar_steps.append((step, step))
+        self._recording.scalar_steps.append((step, step))
         now = step.call(*settled(lookup(self._values, step.inputs)), **step.params)
-        return None if step.outputs is None else self.recording.number(step.outputs, now)
+        return None if step.outputs is None else self._recording.number(step.outputs, now)
 
     def _launch(self, step: Step) -> Any:
         """Call a launcher; if it needs an offset, pass the value, or else a copy; failing that, stop recording."""
@@ -90,7 +91,8 @@ class FirstRun:
                     self.recording.forget_from(recorded)
                 else:
                     if change is not _same:  # the inputs on whose offsets those of these Buffers depend
-                        self.fixed_offsets |= {b.offset.of for b in buffers_in(args) if type(b.offset) is Offset}
+                        offsets: list[Any] = [b.offset for b in buffers_in(args)]
+                        self.fixed_offsets |= {offset.of for offset in offsets if type(offset) is Offset}
                     return found
             self.recording = self._device.commands.recording = None
             self._values.update({slot: settled(value) for slot, value in self._values.items()})
@@ -116,7 +118,7 @@ def _same(value: Any) -> Any:
 
 def _with_offset(value: Any) -> Any:
     """Return a value whose offset, if it follows from an input's, is replaced by its current value."""
-    return settled(value) if type(value) is Buffer and type(value.offset) is Offset else value
+    return settled(value) if type(value) is Buffer and isinstance(value.offset, Offset) else value
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

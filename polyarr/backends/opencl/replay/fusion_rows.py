@@ -113,18 +113,18 @@ class Rows(NamedTuple):
         return self.shape[-1]
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """The number of rows."""
         return prod(self.shape[:-1])
 
     def layout(self, *more: int) -> np.ndarray:
         """Return the layout that kernels take: lengths, strides, the number of rows, and more."""
-        return np.array([*self.shape, *(n for s in self.steps for n in s), self.count, *more], np.int64)
+        return np.array([*self.shape, *(n for s in self.steps for n in s), self.total, *more], np.int64)
 
     @property
     def macros(self) -> dict[str, int | str]:
         """The macros of unravel.cl."""
-        is_small = self.count * self.columns < 1 << 31
+        is_small = self.total * self.columns < 1 << 31
         return {"NDIM": len(self.shape), "ARRAYS": len(self.steps), "INDEX": "uint" if is_small else "ulong"}
 
 
@@ -194,9 +194,9 @@ class SerialRows(RowGroup):
     def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
         """Return the plan for arrays of this layout."""
         text, phases, geometry = self.statements, self.phases, self.device.geometry
-        worth = -(-rows.count * rows.columns // MIN_GROUP_ELEMENTS)
-        block = -(-rows.count // max(1, min(geometry.row_groups(rows.count, True), worth)))
-        groups, layout, kept = -(-rows.count // block), rows.layout(block), len(self._elsewhere)
+        worth = -(-rows.total * rows.columns // MIN_GROUP_ELEMENTS)
+        block = -(-rows.total // max(1, min(geometry.row_groups(rows.total, True), worth)))
+        groups, layout, kept = -(-rows.total // block), rows.layout(block), len(self._elsewhere)
         if not self.fits(layout):
             return None
         kernel = self.device.build(

@@ -5,15 +5,15 @@ its share is short enough; otherwise they are read and computed again.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from polyarr import ops
-from polyarr.backends.opencl.elementwise.elementwise import LAYOUT
 from polyarr.backends.opencl.reductions.reduce import team_of
 from polyarr.backends.opencl.replay.fusion_rows import RowGroup, Rows
 from polyarr.backends.opencl.replay.groups import Layouts, Plan
+from polyarr.backends.opencl.runtime.geometry import GpuGeometry
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned
 from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.backends.opencl.runtime.source import STRUCTURE
@@ -28,7 +28,7 @@ class CooperativeRows(RowGroup):
 
     def layouts(self, arrays: list[Buffer]) -> Layouts:
         """Return what a plan depends on: also whether an array is aligned to vectors."""
-        return tuple([(*b[LAYOUT], is_aligned(b)) for b in arrays])
+        return tuple([(b.shape, b.dtype, b.strides, is_aligned(b)) for b in arrays])
 
     def plan_of(self, rows: Rows, layouts: Layouts) -> Plan | None:
         """Return the plan, as RowGroup does; None also if a reduced input is not aligned, as results are."""
@@ -42,7 +42,7 @@ class CooperativeRows(RowGroup):
         writer = Writer(self, rows, vector, aligned & (_even(rows, vector) if is_even else rows.dense))
         body, held = writer.text(holds=True)
         read = READ_REGISTERS * sum(not self.phases.is_of_rows(v) for v in text.arrays)
-        if slots * vector * max(1, len(held)) + read > self.device.geometry.most_values:
+        if slots * vector * max(1, len(held)) + read > cast("GpuGeometry", self.device.geometry).most_values:
             slots, whole, (body, held) = 0, 0, writer.text(holds=False)
         kernel = self.device.build(
             "fusion_rows_gpu",
@@ -51,7 +51,7 @@ class CooperativeRows(RowGroup):
             A=types(self.phases.dtype)["ACC"], WG=group, LANES=lanes, SLOTS=slots, WHOLE=whole, EVEN=int(is_even),
         ).fusion_rows_gpu  # fmt: skip
         kernel.arguments = *text.arguments, STRUCTURE
-        work = -(-rows.count // (group // lanes)) * group
+        work = -(-rows.total // (group // lanes)) * group
         return Plan(kernel, (work,), (group,), layout.tobytes())
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.elementwise.elementwise import LAYOUT
 from polyarr.backends.opencl.replay.statements import Statements
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
 from polyarr.backends.opencl.runtime.layout import Buffer
@@ -40,7 +39,7 @@ class Group(ABC):
 
     def layouts(self, arrays: list[Buffer]) -> Layouts:
         """Return what a plan depends on."""
-        return tuple([b[LAYOUT] for b in arrays])
+        return tuple([(b.shape, b.dtype, b.strides) for b in arrays])
 
     @abstractmethod
     def plan(self, layouts: Layouts) -> Plan | None:

@@ -6,12 +6,12 @@ from functools import partial
 from itertools import compress, pairwise, repeat
 from operator import attrgetter
 from sys import getrefcount
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from polyarr.backends.opencl.replay.first_run import FirstRun
 from polyarr.backends.opencl.replay.memory_plan import Block, MemorySharing, Region, Uses, blocks_of, regions_for
-from polyarr.backends.opencl.replay.recording import MemoryRef, settled
-from polyarr.backends.opencl.runtime.commands import BoundCommand, CommandList, Commands, Mark
+from polyarr.backends.opencl.replay.recording import MemoryRef, Recording, settled
+from polyarr.backends.opencl.runtime.commands import BoundCommand, CommandList, Commands, Kernel, Mark
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.core.number import Number
@@ -62,9 +62,10 @@ class RecordedRun:
         last, where: The last run's arrangement and handles; what has not changed is bound already.
     """
 
-    def __init__(self, device: Device, program: Program, first: FirstRun, outputs: list[Any]) -> None:
-        self._device, self._program = device, program
-        self._recording = recording = first.recording
+    def __init__(
+        self, device: Device, program: Program, first: FirstRun, recording: Recording, outputs: list[Any]
+    ) -> None:
+        self._device, self._program, self._recording = device, program, recording
         self._offset_slots = first.offset_slots
         self._scalar_steps, self._same = unique_scalar_steps(recording.scalar_steps, recording.values)
         self._scalar_inputs = [(i, program.inputs[i]) for i, ref in enumerate(first.input_refs) if ref is None]
@@ -76,7 +77,7 @@ class RecordedRun:
         index = {ref: i for i, ref in enumerate((*inputs, *fresh, *fixed))}
         self._arrays, self._array_memory = [i for i, _ in arrays], [index[ref] for ref in array_refs]
         self._views = [*zip(*[buf[1:5] for _, buf in arrays], strict=True)]
-        self._constants = [None if type(value) is Buffer else value for value in outputs]
+        self._constants: list[Any] = [None if type(value) is Buffer else value for value in outputs]
         scalars = [(i, value.offset if type(value) is Buffer else value) for i, value in enumerate(outputs)]
         self._scalars = [(i, self._slot(number)) for i, number in scalars if isinstance(number, Number)]
         self._fixed, self._fresh_refs = [ref.memory for ref in fixed], fresh
@@ -148,7 +149,7 @@ class RecordedRun:
             kept = (command for n, command in self._commands.items() if n not in skipped)
             self._lists[left_out] = CommandList(kept)
         results = [at[n] for n in range(len(self._fresh))]
-        regions = [*self._input_regions, *new, *self._blocks]
+        regions: list[Region | Block] = [*self._input_regions, *new, *self._blocks]
         self._last = Arrangement(key, results, regions, [region.nbytes for region in new], self._lists[left_out])
         self._where = [region.handle for region in regions]
         return self._last
@@ -184,7 +185,8 @@ class RecordedRun:
     def forget(self) -> None:
         """Keep no memory alive, because the device gives it back to the driver."""
         self._last = None
-        for region in (*self._regions.values(), *self._blocks):
+        regions: list[Region | Block] = [*self._regions.values(), *self._blocks]
+        for region in regions:
             region.forget()
 
     def _evaluate(self, inputs: list[Any]) -> list[Any]:
@@ -226,7 +228,7 @@ class RecordedRun:
             commands[n] = BoundCommand(enqueue, subject, recorded.work, recorded.group, recorded.command, note, of)
             for i, arg in enumerate(recorded.args):
                 if isinstance(arg, Number):
-                    settings.append((recorded.command.set_number, subject, i, self._slot(arg)))
+                    settings.append((cast("Kernel", recorded.command).set_number, subject, i, self._slot(arg)))
                 elif type(arg) is MemoryRef and arg.memory is None:
                     uses[self._sharing.home(arg)].append((subject, i))
         for ref, region in self._regions.items():

@@ -155,7 +155,8 @@ class Recording:
 
     def _note_transfer(self, target: Any) -> None:
         """Note that memory copied from the host now stays constant, however often the rest is replayed."""
-        if isinstance(target, self._memory):
+        is_memory = isinstance(target, self._memory)
+        if is_memory:
             self._refs[target.int_ptr] = MemoryRef(0, target)
         else:
             self.reads = True

@@ -16,7 +16,7 @@ from typing import Any
 from polyarr.backends.opencl.replay.early_casts import split_casts
 from polyarr.backends.opencl.replay.first_run import FirstRun, buffers_in
 from polyarr.backends.opencl.replay.recorded_run import HANDLE, RecordedRun
-from polyarr.backends.opencl.replay.recording import settled
+from polyarr.backends.opencl.replay.recording import Recording, settled
 from polyarr.backends.opencl.replay.residual_norms import fuse_residual_adds
 from polyarr.backends.opencl.replay.widening import remove_widening_casts
 from polyarr.backends.opencl.runtime.checking import check_inputs, is_checked
@@ -82,15 +82,15 @@ class Replay:
             self._fixed_offsets |= first.fixed_offsets
         elif first.recording is None:
             self._failures = MAX_FAILURES
-        elif first.recording.reads or not self._are_new(first, outputs):
+        elif first.recording.reads or not self._are_new(first.recording, outputs):
             self._failures += 1
         else:
-            self._recorded[layout] = RecordedRun(self._device, self._program, first, outputs)
+            self._recorded[layout] = RecordedRun(self._device, self._program, first, first.recording, outputs)
         return list(settled(tuple(outputs)))
 
-    def _are_new(self, first: FirstRun, outputs: list[Any]) -> bool:
+    def _are_new(self, recording: Recording, outputs: list[Any]) -> bool:
         """Return whether every output lies in memory that is new in each run, or in an input's or a constant's."""
-        fixed = {b.memory.int_ptr for b in outputs if type(b) is Buffer and first.recording.ref(b.memory).memory}
+        fixed = {b.memory.int_ptr for b in outputs if type(b) is Buffer and recording.ref(b.memory).memory}
         return fixed <= self._constants.keys()
 
 

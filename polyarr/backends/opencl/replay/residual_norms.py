@@ -3,7 +3,7 @@
 Each residual connection of a model has one of either, which are as large as its activations.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from polyarr import ops
 from polyarr.backends.opencl.rows import norm
@@ -11,8 +11,8 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.table import KERNELS, following
 from polyarr.core.program import Program, Step, flat
 
-OF_SUM = {norm.layer_norm: norm.layer_norm_of_sum, norm.rms_norm: norm.rms_norm_of_sum}
-AND_SUM = {norm.layer_norm_backward, norm.rms_norm_backward}  # with the other gradient as one more input
+OF_SUM: dict[Callable, Callable] = {norm.layer_norm: norm.layer_norm_of_sum, norm.rms_norm: norm.rms_norm_of_sum}
+AND_SUM: set[Callable] = {norm.layer_norm_backward, norm.rms_norm_backward}  # with the other gradient as one more input
 
 
 def fuse_residual_adds(device: Device, program: Program) -> Program:

@@ -192,7 +192,7 @@ class BoundCommand(NamedTuple):
 
     enqueue: Callable[[], Any]
     arguments: Any
-    work: tuple[int, ...]
+    work: tuple[int, ...] | None
     group: tuple[int, ...] | None
     command: "Command"
     note: Callable[[BaseException], None]
@@ -278,7 +278,7 @@ class Command:
         """Enqueue the command with arguments of `repeated` in this queue, without recording or observing it."""
         return self._enqueue(queue, work, group, *arguments.args)
 
-    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: Exception) -> BackendError:
+    def refused(self, work: tuple[int, ...] | None, group: tuple[int, ...] | None, error: Exception) -> BackendError:
         """Return the error to raise if the device refuses the command."""
         return self._commands.lost(error)
 
@@ -346,7 +346,7 @@ class Kernel(Command):
         """Set an argument, a scalar converted to its type."""
         self._commands.driver.set_number(own, i, value, self.arguments[i] if self.arguments else None)
 
-    def refused(self, work: tuple[int, ...], group: tuple[int, ...] | None, error: Exception) -> BackendError:
+    def refused(self, work: tuple[int, ...] | None, group: tuple[int, ...] | None, error: Exception) -> BackendError:
         """Return the error to raise if the device refuses the kernel."""
         device, before = self._commands.queue.device.name.strip(), self._commands.last_kernel
         return BackendError(

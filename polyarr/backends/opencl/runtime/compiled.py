@@ -65,7 +65,7 @@ class NvidiaCompiler(Compiler):
     Instructions of one architecture stand behind LIFTED in inline PTX.
     """
 
-    def build(self, name: str, source: str, options: list[str]) -> cl.Program:
+    def build(self, name: str, source: str, options: list[str]) -> Any:
         """Return the built program, with the PTX behind LIFTED if there is any."""
         program = self.built(source, options)
         if LIFTED not in source:

@@ -66,7 +66,7 @@ def _repeated(self: Commands, commands: CommandList) -> None:
         event = each.submit_to(queue)
         if event is not None:
             times = partial(_times, event, notes.offset)
-            notes.note(Launch(each.command.name, each.work, each.group, times, each.step))
+            notes.note(Launch(each.command.name, each.work or (), each.group, times, each.step))
 
     self.repeat_by(enqueue, commands)
 
