@@ -91,8 +91,8 @@ class Plan(NamedTuple):
         program.attention_delta((items,), (ITEMS,), *inputs)
         shared = *self._shared(call, terms), lse.memory, delta.memory
         if any(wanted[1:3]):
-            results = dk.memory, at[7], dv.memory, at[8]
-            program.attention_backward_kv(self._work(p, p.s, 1), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+            both = dk.memory, at[7], dv.memory, at[8]
+            program.attention_backward_kv(self._work(p, p.s, 1), (ITEMS,), *shared, *both, p.batch, *call.numbers)
         if wanted[0]:
             results = dq.memory, at[6]
             program.attention_backward_q(self._work(p, p.t, 2), (ITEMS,), *shared, *results, p.batch, *call.numbers)
@@ -239,17 +239,19 @@ def _arrays(p: Problem) -> list[np.ndarray | None]:
     return [*stored[:3], mask, stored[3]]
 
 
-def _expected(p: Problem, arrays: list[np.ndarray | None], causal: int) -> list[np.ndarray]:
+def _expected(p: Problem, arrays: list[Any], causal: int) -> list[np.ndarray]:
     """Return the results of a pass without dropout, in float64."""
     q, k, v, dout = (arrays[i][..., : p.lengths[0]] for i in (0, 1, 2, 4))
     found = attention(q, k, v, dout, arrays[3], bool(causal), SCALE)
     return [getattr(found, name) for name in PASSES[p.is_backward]]
 
 
-def _run(device: Device, p: Problem, arrays: list[np.ndarray | None], causal: int, planned: Any) -> list[np.ndarray]:
+def _run(device: Device, p: Problem, arrays: list[Any], causal: int, planned: Any) -> list[np.ndarray]:
     """Return the results of a pass by these kernels, or by the portable ones if planned is None."""
     length, (t, s) = p.lengths[0], LENGTHS
-    bufs = [None if a is None else device.upload(a if i == 3 else a.astype(p.dtype)) for i, a in enumerate(arrays)]
+    bufs: list[Any] = [
+        None if a is None else device.upload(a if i == 3 else a.astype(p.dtype)) for i, a in enumerate(arrays)
+    ]
     q, k, v, mask, dout = [b if i == 3 else b._replace(shape=(*b.shape[:2], length)) for i, b in enumerate(bufs)]
     out = device.empty(Spec((BATCH, t, length), p.dtype))
     gradients = [device.empty(Spec((BATCH, rows, length), p.dtype)) for rows in (t, s, s)]
@@ -280,8 +282,9 @@ def _trial(device: Device) -> None:
     )  # fmt: skip
     for dtype, length, mask, dropout, terms in cases:
         for arrays in (3, 4):
-            flags = True, False, True, dropout, False, terms
-            _check(device, Problem(dtype, mask, 1, 1, *LENGTHS, (length, length), (b"",) * arrays, *flags))
+            layouts, lengths = (b"",) * arrays, (length, length)
+            p = Problem(dtype, mask, 1, 1, *LENGTHS, lengths, layouts, True, False, True, dropout, False, terms)
+            _check(device, p)
 
 
 VARIANT = Variant(

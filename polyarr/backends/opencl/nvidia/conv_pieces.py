@@ -33,7 +33,7 @@ class Cut(NamedTuple):
         height, width: The kernel's lengths.
         channels: Channels of the images.
         rows: Kernel rows in one piece, a multiple of the stride.
-        count: Pieces of a receptive field.
+        pieces: Pieces of a receptive field.
         apart: Rows of pieces from one piece of a receptive field to the next.
     """
 
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
     width: int
     channels: int
     rows: int
-    count: int
+    pieces: int
     apart: int
 
     @property
@@ -81,7 +81,7 @@ def product(
         return None
     result, saved = device.empty(out), device.empty(out) if epilogue.save else None
     pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue.precision), known)
-    filters = gathered(device, _image(dense(device, weight)), cut, (cut.count, 1), (cut.rows, 1), (0, 0))
+    filters = gathered(device, _image(dense(device, weight)), cut, (cut.pieces, 1), (cut.rows, 1), (0, 0))
     conv_wgmma.run(device, layer, result, saved, pieces, filters, bias, epilogue, NAMES, known)
     return result, saved
 
@@ -98,18 +98,18 @@ def weight_gradient(
     if not _accepts(device, out.dtype, x, layer, epilogue):
         return None
     n, row = out.shape[0], cut.rows * cut.row
-    result = device.empty(Spec((n, cut.count * STEP), out.dtype))
+    result = device.empty(Spec((n, cut.pieces * STEP), out.dtype))
     pieces = _pieces(device, x, cut, layer, stride, padding, terms_of(out.dtype, epilogue.precision), known)
     conv_wgmma.run(device, layer, result, None, dense(device, g), pieces, None, epilogue, ("g", NAMES[0]), known)
-    own = dense(device, view(result, (n, cut.count, row), (cut.count * STEP, STEP, 1), 0))
-    found = view(own, (n, prod(out.shape[1:])), (cut.count * row, 1), 0)  # without the rows behind the kernel's last
+    own = dense(device, view(result, (n, cut.pieces, row), (cut.pieces * STEP, STEP, 1), 0))
+    found = view(own, (n, prod(out.shape[1:])), (cut.pieces * row, 1), 0)  # without the rows behind the kernel's last
     return reshaped(dense(device, found), out.shape)
 
 
 def _layer(cut: Cut, images: int, outputs: int, positions: tuple[int, int]) -> Layer:
-    elements = tuple(Element((i * cut.apart, 0), i) for i in range(cut.count))
-    lengths = positions[0] + (cut.count - 1) * cut.apart, positions[1]
-    return Layer(images, STEP, outputs, lengths, positions, (1, 1), elements, cut.count)
+    elements = tuple(Element((i * cut.apart, 0), i) for i in range(cut.pieces))
+    lengths = positions[0] + (cut.pieces - 1) * cut.apart, positions[1]
+    return Layer(images, STEP, outputs, lengths, positions, (1, 1), elements, cut.pieces)
 
 
 def _accepts(device: Device, dtype: np.dtype, x: Buffer, layer: Layer, epilogue: Epilogue) -> bool:

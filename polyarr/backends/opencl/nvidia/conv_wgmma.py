@@ -271,8 +271,8 @@ def _maps(
     y = tensor_map(stored, lengths, steps, (STEP, rows, 1, 1))
     _, row, place = layer.start
     lengths = n, layer.windows[1], layer.windows[0], layer.images
-    steps = tuple(dtype.itemsize * step for step in (place, row, layer.target))
-    out = tensor_map(dtype, lengths, steps, (128 // dtype.itemsize, box[1], box[0], box[2]))
+    apart = tuple(dtype.itemsize * step for step in (place, row, layer.target))
+    out = tensor_map(dtype, lengths, apart, (128 // dtype.itemsize, box[1], box[0], box[2]))
     return [images, y, out, out]
 
 

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -27,13 +27,13 @@ def _prepared(device: Device) -> Rendezvous:
     Raises:
         BackendError: One of them is missing.
     """
-    nccl, cuda = Nccl(load()), device.driver.cuda
+    nccl, cuda = Nccl(load()), cast("CudaDriver", device.driver).cuda
     join = partial(_join, device, nccl)
     return Rendezvous(cuda.place, f"NCCL {nccl.version}", frozenset(KINDS), nccl.unique_id, join)
 
 
 def _join(device: Device, nccl: Nccl, unique_id: bytes, rank: int, size: int) -> Reduce:
-    communicator = Communicator(nccl, device.driver.cuda, unique_id, rank, size)
+    communicator = Communicator(nccl, cast("CudaDriver", device.driver).cuda, unique_id, rank, size)
     buckets = Buckets(device)
     weakref.finalize(buckets, communicator.end)  # when no reduction is possible any more, or the process ends
     return Reduction(device, buckets, communicator).reduce

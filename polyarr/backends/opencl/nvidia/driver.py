@@ -39,6 +39,7 @@ ADDRESS_SIZE = re.compile(r"^\.address_size \d+$", re.MULTILINE)
 SLICE = "slice_of_launch"  # the variable in which a launch in slices finds its place
 MAX_GROUPS = 65535  # of a launch along the second and third axis
 CODES = {"i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}  # of struct, by a dtype's kind and size
+PACK: dict[np.dtype | None, Callable[..., bytes]]
 PACK = {np.dtype(name): struct.Struct(f"<{code}").pack for name, code in CODES.items()}
 
 
@@ -164,7 +165,7 @@ class Stream:
 
     def finish(self) -> None:
         """Wait until everything enqueued has finished."""
-        self._cuda.wait_for(self.handle.value)
+        self._cuda.wait_for(self.handle.value or 0)
 
     def flush(self) -> None:
         """Do nothing: what is enqueued begins at once."""
@@ -307,10 +308,11 @@ class Kernel:
         self.function = cuda.function(module.handle, name)
         self._layout = cuda.parameters(self.function)
         end = sum(self._layout[-1]) if self._layout else 0
-        self._bytes = (c_ubyte * max(end, 1))()
+        self._bytes: Any = (c_ubyte * max(end, 1))()
         start = ctypes.addressof(self._bytes)
         self.arguments = (c_void_p * len(self._layout))(*[start + offset for offset, _ in self._layout])
-        self._types, self._packed = None, None
+        self._types: tuple[Any, ...] | None = None
+        self._packed: Any = None  # a Struct, once the types are known
         self.version = 0
 
     def set_scalar_arg_dtypes(self, types: tuple[Any, ...] | None) -> None:

@@ -123,7 +123,7 @@ def plan(
 
 def _accepts_im2col(p: Problem, is_split: bool) -> bool:
     """Return whether the im2col view and the other operand consist of whole 16-byte pieces."""
-    if is_split:
+    if is_split or p.im2col is None:
         return False
     with_im2col, other, length = (p.y, p.x, p.m) if p.of_y else (p.x, p.y, p.n)
     length = p.k if other.along_k else length

@@ -1,7 +1,7 @@
 """DLPack exchange with other CUDA libraries, on devices that use CUDA's driver. No memory is copied."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -24,7 +24,7 @@ def dlpack_of(device: Device) -> DLPack | None:
 
 
 def _export(device: Device, buf: Buffer) -> Shared:
-    return Shared(partial(_lent, device, buf), (CUDA, device.driver.cuda.number))
+    return Shared(partial(_lent, device, buf), (CUDA, cast("CudaDriver", device.driver).cuda.number))
 
 
 def _lent(device: Device, buf: Buffer, stream: int | None, copy: bool) -> np.ndarray:
@@ -59,7 +59,8 @@ def _adopt(device: Device, x: Any) -> Buffer:
     Raises:
         BufferError: x is on another device, or its elements are not aligned.
     """
-    here = CUDA, device.driver.cuda.number
+    driver = cast("CudaDriver", device.driver)
+    here = CUDA, driver.cuda.number
     if tuple(x.__dlpack_device__()) != here:
         raise BufferError(f"it does not lie on device {here}")
     given = memory_of(x, stream=DEFAULT_STREAM)
@@ -69,7 +70,7 @@ def _adopt(device: Device, x: Any) -> Buffer:
     start, address = first // ALIGNMENT * ALIGNMENT, given.__array_interface__["data"][0]
     if address % each:
         raise BufferError(f"its address {address} is not a multiple of {each} bytes")
-    device.driver.cuda.wait_for(DEFAULT_STREAM)
-    memory = device.driver.adopted(start, -(-end // 64) * 64 - start, given)
+    driver.cuda.wait_for(DEFAULT_STREAM)
+    memory = driver.adopted(start, -(-end // 64) * 64 - start, given)
     strides = tuple(stride // each for stride in given.strides)
     return Buffer(memory, given.shape, given.dtype, strides, (address - start) // each, device.faults.mine().origin)

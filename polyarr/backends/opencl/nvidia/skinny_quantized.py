@@ -109,9 +109,11 @@ def _check(
     macros = _macros(dtype, bias_dtype, rows, small, epilogue, parts)
     with device.guarded():
         stored = _packed(codes) if weight.bits == 4 else codes.astype(int8)
-        given = [device.upload(a) for a in (x, stored, scale if weight.in_blocks else scale[:, 0], bias)]
+        arrays = x, stored, scale if weight.in_blocks else scale[:, 0], bias
+        own, packed, factor, added = (device.upload(a) for a in arrays)
         for _ in range(2):  # the counters of work-groups must be 0 again after the first launch
-            out = _launch(device, small, macros, parts, *given, device.empty(Spec((rows, n), dtype)))
+            result = device.empty(Spec((rows, n), dtype))
+            out = _launch(device, small, macros, parts, own, packed, factor, added, result)
         found = device.download(out)
     agree(x, wanted.T, bias, epilogue, found, None)
 

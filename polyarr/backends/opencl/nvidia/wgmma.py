@@ -60,6 +60,7 @@ class Tile:
 # costs more, but writing one overlaps with multiplying the other; their sums leave an activation too few registers to
 # compute several numbers at once.
 IN_TURN = Tile(192, 4, 2, 1)
+COSTS: dict[Tile, float]
 COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, IN_TURN: 210}
 
 
@@ -73,7 +74,7 @@ class Choice(NamedTuple):
 
 
 # Split products keep two sets of sums in registers.
-TERMS_COSTS = {
+TERMS_COSTS: dict[int, dict[Tile, float]] = {
     1: COSTS,
     2: {Tile(192, 5, 1): 196, Tile(128, 3, 2, TOGETHER=1): 120, Tile(64, 4, 2, TOGETHER=1): 66},
     3: {Tile(192, 5, 1): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100},
