@@ -46,6 +46,10 @@ class Array(Methods):
     """
 
     __slots__ = ("__weakref__", "backend", "buf", "node", "spec")
+    backend: Backend
+    buf: Any
+    spec: Spec
+    node: Node | None
     __dlpack__, __dlpack_device__ = dlpack.exported, dlpack.device_of
 
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
@@ -139,7 +143,7 @@ class Array(Methods):
             other = level.rebound(self, other)
         self.backend, self.buf, self.spec, self.node = other.backend, other.buf, other.spec, other.node
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.numpy(), self.backend.name)
 
 

@@ -164,7 +164,7 @@ class Op:
     def __repr__(self) -> str:
         return f"<op {self.name}{self.__signature__}>"  # shown by help()
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _op_called, (self.name,)
 
     # ---- stating the gradient --------------------------------------------------------------------------------

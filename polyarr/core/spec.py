@@ -63,12 +63,17 @@ class Spec:
     """
 
     __slots__ = ("_hash", "dtype", "shape")
+    shape: tuple[int, ...]
+    dtype: Any
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, dtype
         self._hash = hash((shape, dtype))
 
-    ndim = property(lambda self: len(self.shape))
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -83,7 +88,7 @@ class Spec:
     def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Spec, (self.shape, self.dtype)  # computes the hash anew: that of a dtype differs between processes
 
     def __eq__(self, other: object) -> builtins.bool:

@@ -29,13 +29,18 @@ class Node:
     """
 
     __slots__ = ("number", "parents", "pull", "results", "specs")
+    number: int
+    parents: Sequence[Any]
+    specs: Sequence[Any]
+    pull: Callable[..., Any] | None
+    results: tuple[Any, ...]
 
     def __init__(
         self,
         parents: Sequence[Any] = (),
         specs: Sequence[Any] = (),
         pull: Callable[..., Any] | None = None,
-        results: tuple = (),
+        results: tuple[Any, ...] = (),
     ) -> None:
         self.number, self.parents, self.specs, self.pull = next(_created), parents, specs, pull
         self.results = results
