@@ -28,7 +28,7 @@ from polyarr.distributed.host import HostTransport
 from polyarr.distributed.start import NAMED
 from polyarr.distributed.world import OPS
 from polyarr.models.gpt import GPTConfig, GPTModel
-from polyarr.optim import SGD, AdamW, LossScale, warmup_cosine
+from polyarr.optim import SGD, AdamW, LossScale, Muon, warmup_cosine
 from polyarr.plugins import hookimpl, register_plugin
 
 PATIENCE = 2.0
@@ -248,6 +248,23 @@ def as_one_process(world):
                 "captured": ranks[0][:FEW] == plain[0],
                 "bits": bits(ranks[1]),
             }
+    return found
+
+
+@check
+def muon(world):
+    """Compare steps of Muon on N ranks with those of one process for the whole batch, in float32 and in bfloat16."""
+    found = {}
+    for backend in BACKENDS[world.size > 2 :]:
+        for dtype in ("float32", "bfloat16"):
+            with pa.use_backend(backend):
+                optimizer = Muon(1e-2, clip=0.3, weight_decay=0.1, dtype=dtype)
+                alone, ranks = (trained(optimizer, world.size, w) for w in (None, world))
+                found[f"{backend} {dtype}"] = {
+                    "model": apart(alone[1], ranks[1]),
+                    "momentum": apart(alone[2]["m"], ranks[2]["m"]),
+                    "bits": bits([ranks[1], ranks[2]["m"]]),
+                }
     return found
 
 

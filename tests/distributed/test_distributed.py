@@ -159,6 +159,12 @@ def test_sharded_optimisers(said: dict[str, list]) -> None:
         assert each["model"] < 1e-6 and each["state"] < 1e-6 and each["back"]
 
 
+def test_muon_on_several_ranks_steps_as_one_process(said: dict[str, list]) -> None:
+    """Small differences of the gradients may round to another bfloat16 in an iteration, so that bound is wider."""
+    for name, found in alike(said["muon"]).items():
+        assert found["model"] < (2e-5 if "float32" in name else 2e-4) and found["momentum"] < 2e-5, name
+
+
 def test_dropout(said: dict[str, list]) -> None:
     assert alike(said["dropout"])["apart"] == 0
 
