@@ -13,6 +13,7 @@ import polyarr as pa
 from polyarr.models import Writer, load_pretrained
 from polyarr.serving.protocol import Limits, read
 from polyarr.text import load_tokenizer
+from polyarr.text.constraints import Constraints
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.training.pretrained import export_model, import_model
 
@@ -96,7 +97,7 @@ def test_conversations_are_transformers(folder):
     due = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
     body = json.dumps({"model": "m", "messages": asked}).encode()
     with SandboxedTokenizer(own) as served:
-        assert read(body, True, "m", served, Limits(10_000)).prompts == [due]
+        assert read(body, True, "m", served, Constraints(own), Limits(10_000)).prompts == [due]
 
 
 def test_what_is_exported_begins_and_ends_texts_as_before(folder, tmp_path):
