@@ -400,6 +400,10 @@ def convolutions() -> Iterator[Case]:
     for name, shape, kernel in (("runs", (1, 3, 9, 4), (2, 3)), ("long kernels", (1, 2, 12, 4), (1, 9))):
         layer = partial(ops.conv, groups=4, padding="same")
         yield Case(f"depthwise with {name}", layer, (array(*shape), array(4, *kernel, 1)), backward=True)
+    for channels, groups in ((5, 5), (8, 4), (8, 2), (16, 2)):
+        layer = partial(ops.conv, groups=groups, **where)
+        arrays = array(1, 3, 2, channels), array(channels, 2, 1, channels // groups)
+        yield Case(f"conv of {channels} channels in {groups} groups", layer, arrays, backward=True)
     yield Case("pieces of few channels", pieces, (array(2, 5, 6, 2),))
     yield Case("windows", partial(ops.windows, kernel=2, stride=2), (x,))
     layer = partial(ops.conv, padding=1, activation="gelu")

@@ -111,7 +111,7 @@ def families() -> dict[str, tuple[Any, ...]]:
         "quantized linear": (*own.quantized, *quantized_linear.VARIANTS),
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),
-        "conv": (conv.DEPTHWISE, *own.convolution, conv.IM2COL),
+        "conv": (conv.DEPTHWISE, *own.convolution, conv.GROUPED, conv.IM2COL),
         "sort": sort.VARIANTS,
         "top-k": topk.VARIANTS,
         "segments": segments.VARIANTS,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-from polyarr.backends.opencl.convolution import conv_im2col, depthwise
+from polyarr.backends.opencl.convolution import conv_im2col, depthwise, grouped
 from polyarr.backends.opencl.convolution.conv_layout import rows_of, strides_of_rows, zeros
 from polyarr.backends.opencl.convolution.conv_params import ConvParams
 from polyarr.backends.opencl.convolution.spatial import Padding
@@ -152,8 +152,10 @@ def _first(device: Device, part: str, variants: tuple[ConvVariant, ...], *call: 
 
 def variants_of(device: Device) -> tuple[ConvVariant, ...]:
     """Return the variants in the order in which they are asked; the last one computes every convolution."""
-    return DEPTHWISE, *device.vendor.convolution, IM2COL
+    own = device.vendor.convolution
+    return (*own, GROUPED, IM2COL) if device.geometry.kind == "cpu" else (DEPTHWISE, *own, IM2COL)
 
 
-DEPTHWISE = ConvVariant("depthwise", "depthwise convolutions", *depthwise.VARIANT)
+GROUPED = ConvVariant("grouped", "groups of 1, 2, 4, 8, 16, 24 or 32 channels, on CPUs", *grouped.VARIANT)
+DEPTHWISE = ConvVariant("depthwise", "depthwise convolutions, on GPUs", *depthwise.VARIANT)
 IM2COL = ConvVariant("im2col", "all others, as implicit GEMM by the kernels of products", *conv_im2col.VARIANT)

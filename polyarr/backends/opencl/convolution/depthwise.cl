@@ -1,4 +1,5 @@
-// Depthwise convolution (each channel has its own filter) and its gradients, for CPUs.
+// Depthwise convolution (each channel has its own filter) and its gradients, for what depthwise_gpu.cl does not take:
+// long filters, many positions, and gradients of x with a stride.
 //
 // Arrays   x, dx (images, input positions, channels), y, g_out (images, output positions, channels), row-major
 //          filters (filter elements, channels)

@@ -1,4 +1,4 @@
-"""Depthwise convolutions: every channel has a filter of its own."""
+"""Depthwise convolutions on GPUs: every channel has a filter of its own."""
 
 from math import prod
 from typing import Any, cast
@@ -19,8 +19,8 @@ from polyarr.core.spec import Spec
 
 SUM = reduction("sum")
 MIN_ROWS = 4  # rows of output positions that are worth a partial sum
-ITEMS = {"cpu": 8, "gpu": 1024}  # work-items per unit for a sum
-# On GPUs: work-items of a group, those side by side at most, groups per unit for a sum; kernel elements along the last
+ITEMS = 1024  # work-items per unit for a sum
+# Work-items of a group, those side by side at most, groups per unit for a sum; kernel elements along the last
 # axis, positions per work-item, and the numbers that it holds of them, of filters, and of their sums, all at most.
 GROUP, LANES, GROUPS = 128, 32, 32
 MAX_TAPS, MAX_POSITIONS, MAX_HELD, MAX_HELD_FILTERS, MAX_HELD_SUMS = 7, 4, 32, 80, 40
@@ -104,7 +104,7 @@ def _sum_plan(
 ) -> tuple[LaunchPlan, int, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
     each, rows = x[-1] // wide * prod(kernel), prod(out[:-2])
-    wanted = ITEMS[device.geometry.kind] * device.features.compute_units // each
+    wanted = ITEMS * device.features.compute_units // each
     parts = max(1, min(wanted, rows // MIN_ROWS))
     packed = geometry(x, out, kernel, stride, padding, dilation, wide)
     program = device.build("depthwise", **macros)
@@ -150,8 +150,8 @@ def _run_sum_plan(
 
 
 def _takes_runs(device: Device, windowed: Shape, positions: Shape, kernel: Shape) -> bool:
-    """Return whether a GPU's work-items compute runs of neighbors: few kernel elements along the last axis."""
-    most = device.geometry.most_batches if isinstance(device.geometry, GpuGeometry) else 0
+    """Return whether work-items compute runs of neighbors: few kernel elements along the last axis."""
+    most = cast("GpuGeometry", device.geometry).most_batches
     counts = positions[0], prod(positions[1:-2]), prod(kernel[:-1])
     return windowed[-2] > 0 and kernel[-1] <= MAX_TAPS and max(counts) <= most
 

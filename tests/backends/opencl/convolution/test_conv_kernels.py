@@ -175,6 +175,29 @@ def test_depthwise_by_vectors_of_channels(kinds, shape, kernel, stride, padding,
     beside(kinds["gpu"], sides, (random(shape, dtype, 0), random((shape[-1], *kernel, 1), dtype, 1)), dtype)
 
 
+@pytest.mark.parametrize(
+    ("groups", "each", "outputs", "dtype"),
+    [
+        (3, 1, 1, "float32"), (37, 1, 1, "float32"), (48, 1, 1, "float16"), (12, 2, 2, "float32"),
+        (10, 4, 4, "float64"), (4, 4, 4, "float32"), (2, 8, 24, "float32"),
+    ],
+)  # fmt: skip
+def test_groups_of_few_channels(kinds, groups, each, outputs, dtype):
+    """Blocks of every width, one that overlaps another, and runs that end in the padding or beyond the image."""
+    for length, kernel, stride, padding, dilation in (
+        ((6, 11), (3, 3), 1, 1, 1), ((7, 10), (5, 3), (2, 3), ((0, 3), (2, 0)), (1, 4)),
+        ((3, 4, 7), (2, 1, 3), (1, 2, 4), 1, 2), ((1, 13), (1, 9), 2, (0, 4), 1),
+    ):  # fmt: skip
+        where = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+
+        def sides(x, w, where=where):
+            y, pull = pa.vjp(lambda x, w: ops.conv(x, w, **where), x, w)
+            return y, *pull(y)
+
+        x, w = random((2, *length, groups * each), dtype, 0), random((groups * outputs, *kernel, each), dtype, 1)
+        beside(kinds["cpu"], sides, (x, w), dtype)
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 @pytest.mark.parametrize("shape", [(2, 3, 0, 4), (2, 0, 3, 4), (0, 3, 3, 4)])
 def test_depthwise_windows_on_padding_alone_are_zeros(kinds, kind, shape):
