@@ -15,7 +15,15 @@ from polyarr.core.spec import Spec, float16, float32, int8
 from polyarr.extras import extra
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.formats import Format, written_format
-from polyarr.models.formats.gguf import GGUFModel, metadata_of, model_of, name_of, read_model, tensors_of
+from polyarr.models.formats.gguf import (
+    GGUFModel,
+    architecture_of,
+    is_always_float32,
+    metadata_of,
+    model_of,
+    read_model,
+    tensors_of,
+)
 from polyarr.models.gpt import GPTConfig
 from polyarr.models.pretrained import rows_of_parts, sources
 from polyarr.nn import QuantizedLinear, merge_lora
@@ -97,20 +105,22 @@ def _planned(
     library: Any, model: LanguageModel, settings: dict[str, Any], type: str | None
 ) -> tuple[Planned, GGUFModel]:
     """Return what is written for a model of transformers; reading it must give the same model."""
-    name = name_of(settings["model_type"])
-    found = model_of(name, model.config)
+    architecture = architecture_of(settings["model_type"])
+    found = model_of(architecture, model.config)
     blocks = {key: held for key, held in _blocks(model, found.format).items() if type in (None, _type_of(held[0]))}
     type = type or _TYPE_OF[model.tok_emb.weight.dtype.name]
     given = {key: Source(Spec(a.shape, a.dtype), partial(np.asarray, a)) for key, a in tensors_of(settings).items()}
     given |= sources(model, found.format, float32)
     types = {key: _type_of(layer) for key, (layer, _) in blocks.items()}
-    kinds = {key: _kind(library, source.spec.shape, types.get(key, type)) for key, source in given.items()}
-    entries = {key: GGUFEntry(kinds[key], source.spec.shape, 0) for key, source in given.items()}
     number = TYPES[next(iter(types.values()), type)]
-    metadata = {**metadata_of(name, settings), "general.file_type": number, "general.quantization_version": 2}
+    shapes = {key: found.shape(key, source.spec.shape) for key, source in given.items()}
+    types = {key: types.get(key, "F32" if is_always_float32(key) else type) for key in given}
+    kinds = {key: _kind(library, shape, types[key]) for key, shape in shapes.items()}
+    entries = {key: GGUFEntry(kinds[key], shape, 0) for key, shape in shapes.items()}
+    metadata = {**metadata_of(architecture, settings), "general.file_type": number, "general.quantization_version": 2}
     planned = Planned(metadata, entries, given, blocks)
-    if (due := _without_dropout(model.config)) != read_model(planned).config:
-        raise ValueError(f"models of llama.cpp's {name!r} do not have all settings of this one, {due}")
+    if (due := _without_training(model.config)) != read_model(planned).config:
+        raise ValueError(f"models of llama.cpp's {architecture.name!r} do not have all settings of this one, {due}")
     return planned, found
 
 
@@ -138,8 +148,9 @@ def _bytes_of(layer: QuantizedLinear, rows: slice, name: str, model: GGUFModel) 
     return np.concatenate(blocks, axis=2).reshape(shape[0], -1)
 
 
-def _without_dropout(config: Config) -> Config:
-    return replace(config, drop_rate=0.0) if isinstance(config, GPTConfig) else config
+def _without_training(config: Config) -> Config:
+    """Return a configuration without the settings that only training has, which are not in GGUF."""
+    return replace(config, **{"drop_rate" if isinstance(config, GPTConfig) else "router_loss": 0.0})
 
 
 def _kind(library: Any, shape: tuple[int, ...], type: str) -> Any:

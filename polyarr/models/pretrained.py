@@ -223,20 +223,21 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
         _, shares = form.share(own)
-        for name, rows in zip(names, _rows_of(model, leaf, len(names)), strict=True):
-            shape = [rows * shares, *_row_shape(leaf)]
+        counts, row = _split(model, form, own, leaf)
+        for name, rows in zip(names, counts, strict=True):
+            shape = [rows * shares, *row]
             wanted[name] = shape[::-1] if transposed else shape
     return wanted
 
 
-def _row_shape(leaf: Array | Spec) -> tuple[int, ...]:
-    """Return the shape of a row of an array; the weights of experts (E, n, k) are E * n rows."""
-    return leaf.shape[2:] if len(leaf.shape) == 3 else leaf.shape[1:]
+def _split(model: LanguageModel, form: Format, own: str, leaf: Array | Spec) -> tuple[list[int], tuple[int, ...]]:
+    """Return the number of rows of each of the arrays that make up a parameter, and the shape of a row.
 
-
-def _rows_of(model: LanguageModel, leaf: Array | Spec, parts: int) -> list[int]:
-    """Return the number of rows of each part of a parameter: one part; queries, keys and values; or experts."""
-    return [leaf.shape[1]] * leaf.shape[0] if len(leaf.shape) == 3 else rows_of_parts(model, leaf.shape[0], parts)
+    The weights of experts (E, n, k) are E arrays (n, k), unless the format has them in one array.
+    """
+    if len(leaf.shape) == 3 and not form.is_stacked(own):
+        return [leaf.shape[1]] * leaf.shape[0], leaf.shape[2:]
+    return rows_of_parts(model, leaf.shape[0], len(form.parts(own)[0])), leaf.shape[1:]
 
 
 def rows_of_parts(model: LanguageModel, rows: int, parts: int) -> list[int]:
@@ -386,9 +387,10 @@ def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, So
     transposed: dict[str, bool] = {}
     for own, leaf in _weights_of(model).items():
         names, is_transposed = form.parts(own)
-        ends = np.cumsum(_rows_of(model, leaf.spec, len(names))).tolist()
+        counts, row = _split(model, form, own, leaf.spec)
+        ends, rows = np.cumsum(counts).tolist(), _in_rows(leaf, row)
         for name, start, end in zip(names, [0, *ends], ends, strict=False):
-            pieces.setdefault(name, []).append((leaf, slice(start, end)))
+            pieces.setdefault(name, []).append((rows, slice(start, end)))
             transposed[name] = is_transposed
     return {name: _source(parts, transposed[name], dtype) for name, parts in pieces.items()}
 
@@ -410,12 +412,18 @@ def _dequantized(layer: QuantizedLinear) -> np.ndarray:
     return view_of(layer.weight)
 
 
+def _in_rows(leaf: Source, row: tuple[int, ...]) -> Source:
+    """Return a Source of the same numbers as rows of a shape."""
+    count = math.prod(leaf.spec.shape) // math.prod(row)
+    return Source(Spec((count, *row), leaf.spec.dtype), lambda: leaf.read().reshape(count, *row))
+
+
 def _source(pieces: list[tuple[Source, slice]], transposed: bool, dtype: np.dtype) -> Source:
-    shape = (sum(rows.stop - rows.start for _, rows in pieces), *_row_shape(pieces[0][0].spec))
+    shape = (sum(rows.stop - rows.start for _, rows in pieces), *pieces[0][0].spec.shape[1:])
     return Source(Spec(shape[::-1] if transposed else shape, dtype), partial(_joined, pieces, transposed))
 
 
 def _joined(pieces: list[tuple[Source, slice]], transposed: bool) -> np.ndarray:
-    parts = [leaf.read().reshape(-1, *_row_shape(leaf.spec))[rows] for leaf, rows in pieces]
+    parts = [leaf.read()[rows] for leaf, rows in pieces]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return joined.T if transposed else joined

@@ -25,6 +25,7 @@ PAGE = ROOT / "docs" / "run-gpt2-or-a-llama.md"
 SIZES = {"vocab_size": 13, "context_length": 8, "emb_dim": 32, "n_heads": 4, "n_layers": 2}
 LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 64, "head_size": 8}
 GEMMA = {"activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 32**0.5, "tie_embeddings": True}
+EXPERTS = {"n_experts": 3, "experts_per_token": 2}
 MODELS = {
     "gpt2": lambda: GPTModel({**SIZES, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True}),
     "llama": lambda: LlamaModel({**LLAMA, "rope_theta": 5e5, "rope_scaling": [8.0, 1.0, 4.0, 8192]}),
@@ -43,6 +44,12 @@ MODELS = {
     "gemma3": lambda: LlamaModel(
         {**LLAMA, **GEMMA, "norm_place": "both", "windows": [4, 4], "qk_norm": "head", "local_rope_theta": 9.0}
     ),
+    "mixtral": lambda: LlamaModel({**LLAMA, **EXPERTS, "normalize_experts": True}),
+    "qwen2moe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qkv_bias": True, "shared_dim": 96, "expert_dim": 32}),
+    "qwen3moe": lambda: LlamaModel(
+        {**LLAMA, **EXPERTS, "qk_norm": "head", "expert_dim": 32, "normalize_experts": True, "tie_embeddings": True}
+    ),
+    "olmoe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "all"}),
 }
 TEXTS = ["the quick  brown fox;\n\n 1234's \tEnd. ", "naïve café 東京 🦊", " lead", "a<|im_end|>b", "it's IT'S we'LL"]
 
@@ -160,12 +167,53 @@ def test_llama_3_has_its_scaling_as_a_tensor(tmp_path):
     )
 
 
+def test_experts_are_one_tensor_as_llama_cpp_has_them(tmp_path):
+    """Routers and the gate of a shared expert are float32 in every file, and the gate is a vector."""
+    model = scattered(MODELS["qwen2moe"]())
+    save_gguf(tmp_path / "a.gguf", model, type="Q8_0")
+    reader, own = gguf.GGUFReader(tmp_path / "a.gguf"), model.named_parameters()
+    stored = {tensor.name.removeprefix("blk.1."): tensor for tensor in reader.tensors}
+    for theirs, ours, type in (
+        ("ffn_gate_exps", "expert_gate", "Q8_0"), ("ffn_up_exps", "expert_up", "Q8_0"),
+        ("ffn_down_exps", "expert_down", "Q8_0"), ("ffn_gate_inp", "router", "F32"),
+        ("ffn_gate_shexp", "shared.gate", "Q8_0"), ("ffn_up_shexp", "shared.up", "Q8_0"),
+        ("ffn_down_shexp", "shared.down", "Q8_0"), ("ffn_gate_inp_shexp", "shared_gate", "F32"),
+    ):  # fmt: skip
+        tensor, due = stored[f"{theirs}.weight"], own[f"blocks.1.ff.{ours}.weight"].numpy()
+        due = due[0] if theirs == "ffn_gate_inp_shexp" else due
+        assert (tensor.tensor_type.name, tensor.shape.tolist()) == (type, list(due.shape[::-1]))
+        found = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_allclose(found, due, atol=1e-2 if type == "Q8_0" else 0)
+    counts = {key: reader.fields[f"qwen2moe.expert_{key}"].contents() for key in
+              ("count", "used_count", "feed_forward_length", "shared_feed_forward_length")}  # fmt: skip
+    assert [*counts.values()] == [3, 2, 32, 96]
+
+
+def test_a_mixtral_is_a_llama_with_experts(tmp_path):
+    """As llama.cpp's own files of it, which the library writes here; a router's loss is of training alone."""
+    config, keys = {**LLAMA, **EXPERTS, "normalize_experts": True, "router_loss": 0.1}, {}
+    save_gguf(tmp_path / "a.gguf", model := scattered(LlamaModel(config)))
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    keys = {key.replace(".", "__"): field.contents() for key, field in reader.fields.items() if "llama." in key}
+    assert keys["llama__expert_count"] == 3 and not any("expert_feed_forward" in key for key in keys)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    found = load_pretrained(written(tmp_path / "b.gguf", "llama", tensors, **keys))
+    assert found.config == LlamaModel({**config, "router_loss": 0.0}).config
+    assert max(differences(found, model).values()) == 0
+    tensors["blk.0.ffn_up_exps.weight"] = tensors["blk.0.ffn_up_exps.weight"][:2]
+    text = refusal(written(tmp_path / "c.gguf", "llama", tensors, **keys))
+    assert "blk.0.ffn_up_exps.weight is [2, 64, 32] and must be [3, 64, 32]" in text
+
+
 def test_models_that_llama_cpp_lacks_are_refused(tmp_path):
     for changes, told in (
         ({"windows": [4]}, "a model of the type 'mistral'; GGUF files have gpt2, llama"),
         ({"qk_norm": "head", "windows": [0, 4]}, "'qwen3' do not have all settings"),
         ({"rope_scaling": [4.0, 1.0, 32.0, 32, "yarn", 1.5]}, "'llama' do not have all settings"),
         ({"rope_scaling": [4.0, 1.0, 5.0, 64]}, "not the scaling of Llama 3.1"),
+        ({**EXPERTS, "normalize_experts": True, "windows": [4]}, "'llama' do not have all settings"),
+        ({**EXPERTS, "qk_norm": "head"}, "'qwen3moe' do not have all settings"),
+        ({**EXPERTS, "qkv_bias": True, "shared_dim": 9, "expert_blocks": [0, 1]}, "it has blocks.0.ff.gate, for which"),
     ):
         with pytest.raises(ValueError, match=f"^save_gguf: .*{told}"):
             save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, **changes}))

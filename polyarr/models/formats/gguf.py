@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +34,14 @@ _LLAMA_KEYS = {  # of GGUF, after the name of the architecture, and of config.js
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
 }
+_EXPERT_KEYS = _LLAMA_KEYS | {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_MIXTRAL_KEYS = _EXPERT_KEYS | {"expert_count": "num_local_experts"}
+_MIXTRAL_KEYS.pop("attention.sliding_window")  # which llama.cpp's "llama" does not have
 _GPT2_KEYS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
@@ -42,6 +51,7 @@ _GPT2_KEYS = {
 }
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 FREQS = "rope_freqs.weight"
+_ROUTER, _SHARED_GATE = ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"  # ends of names
 # Llama 3.1 and later: GGUF has the divisors of the rates in a tensor, and not the settings that they follow from.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FREQS_TOLERANCE = 1e-4  # relative; they are stored in float32
@@ -51,26 +61,33 @@ class Architecture(NamedTuple):
     """Architecture of llama.cpp whose models polyarr has.
 
     Attributes:
-        kind: "model_type" of transformers' models of the family.
-        format: Format of these.
+        name: Its name in GGUF.
+        format: Format of transformers' models of the family.
         keys: Their settings, by the key of GGUF.
         is_interleaved: Whether rotary embeddings rotate elements (2 i, 2 i + 1): rows of queries and keys are permuted.
         wide: Number of blocks of the model whose scores are scaled by its width per head, not by the size of a head.
+        always: Settings that all models of the architecture have in llama.cpp.
     """
 
-    kind: str
+    name: str
     format: Format
     keys: Mapping[str, str] = _LLAMA_KEYS
     is_interleaved: bool = False
     wide: int = 0
+    always: Mapping[str, Any] = MappingProxyType({})
 
 
-_OTHERS = {"gemma3": ("gemma3_text", 62), "gemma2": ("gemma2", 46)}
+# By the "model_type" of transformers' models. Of two with one name in GGUF, the second has experts.
 ARCHITECTURES = {
     "gpt2": Architecture("gpt2", GPT2, _GPT2_KEYS),
     "llama": Architecture("llama", FORMATS["llama"], is_interleaved=True),
-    **{name: Architecture(name, FORMATS[name]) for name in ("qwen2", "qwen3", "gemma", "olmo2")},
-    **{name: Architecture(kind, FORMATS[kind], wide=wide) for name, (kind, wide) in _OTHERS.items()},
+    **{kind: Architecture(kind, FORMATS[kind]) for kind in ("qwen2", "qwen3", "gemma", "olmo2")},
+    "gemma2": Architecture("gemma2", FORMATS["gemma2"], wide=46),
+    "gemma3_text": Architecture("gemma3", FORMATS["gemma3_text"], wide=62),
+    "mixtral": Architecture("llama", FORMATS["mixtral"], _MIXTRAL_KEYS, is_interleaved=True),
+    "qwen2_moe": Architecture("qwen2moe", FORMATS["qwen2_moe"], _EXPERT_KEYS),
+    "qwen3_moe": Architecture("qwen3moe", FORMATS["qwen3_moe"], _EXPERT_KEYS, always={"norm_topk_prob": True}),
+    "olmoe": Architecture("olmoe", FORMATS["olmoe"], _EXPERT_KEYS),
 }
 
 
@@ -98,6 +115,10 @@ class GGUFModel(NamedTuple):
     def offset(self, name: str) -> float:
         """Return what llama.cpp's tensor has added to polyarr's."""
         return getattr(self.config, "norm_offset", 0.0) if name.endswith("norm.weight") else 0.0
+
+    def shape(self, name: str, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the tensor of llama.cpp for the shape of polyarr's array."""
+        return own[1:] if name.endswith(_SHARED_GATE) else own
 
     def _changed(
         self, name: str, a: np.ndarray, sign: int, split: Callable[[int, int], tuple[int, int, int]]
@@ -171,7 +192,17 @@ def read_gguf(path: Path) -> tuple[GGUFModel, dict[str, GGUFTensor]]:
     model = read_model(file)
     kinds = {entry.kind.name for entry in file.entries.values() if len(entry.shape) > 1}
     dtype = "F32" if kinds <= {"F32"} else "BF16"
-    return model, {name: GGUFTensor(file, model, name, list(e.shape), dtype) for name, e in file.entries.items()}
+    return model, {name: GGUFTensor(file, model, name, _own_shape(name, e), dtype) for name, e in file.entries.items()}
+
+
+def _own_shape(name: str, entry: GGUFEntry) -> list[int]:
+    """Return the shape of polyarr's array for a tensor; the gate of a shared expert is one row."""
+    return [1, *entry.shape] if name.endswith(_SHARED_GATE) and len(entry.shape) == 1 else [*entry.shape]
+
+
+def is_always_float32(name: str) -> bool:
+    """Return whether llama.cpp has a matrix of this name in float32 in all files."""
+    return name.endswith(_ROUTER)
 
 
 def read_model(file: Header) -> GGUFModel:
@@ -181,37 +212,41 @@ def read_model(file: Header) -> GGUFModel:
         ValueError: polyarr does not have such a model.
     """
     name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(map(repr, ARCHITECTURES))
+    named = [found for found in ARCHITECTURES.values() if found.name == name]
+    if not isinstance(name, str) or not named:
+        known = ", ".join(map(repr, _names()))
         raise ValueError(f"its architecture is {str(name)[:100]!r}; polyarr reads {known} from GGUF files")
     if (parts := file.metadata.get("split.count", 1)) != 1:
         raise ValueError(f"it is one of {parts} files of a model; join them with: llama-gguf-split --merge")
-    found = ARCHITECTURES[name]
-    return model_of(name, found.format.config_of(_settings(file, name, found)))
+    found = named[-1] if file.metadata.get(f"{name}.expert_count") else named[0]
+    return model_of(found, found.format.config_of(_settings(file, found)))
 
 
-def model_of(name: str, config: Config) -> GGUFModel:
+def model_of(found: Architecture, config: Config) -> GGUFModel:
     """Return the model of an architecture with polyarr's configuration."""
-    return GGUFModel(_format(name, ARCHITECTURES[name]), config, ARCHITECTURES[name].is_interleaved)
+    return GGUFModel(_format(found), config, found.is_interleaved)
 
 
-def name_of(kind: str) -> str:
-    """Return the name of the architecture of transformers' models of a type.
+def architecture_of(kind: str) -> Architecture:
+    """Return the architecture of transformers' models of a type.
 
     Raises:
         ValueError: llama.cpp has no such models, or polyarr does not know them.
     """
-    name = next((name for name, found in ARCHITECTURES.items() if found.kind == kind), None)
-    if name is None:
-        raise ValueError(f"a model of the type {kind!r}; GGUF files have {', '.join(ARCHITECTURES)}")
-    return name
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"a model of the type {kind!r}; GGUF files have {', '.join(_names())}")
+    return ARCHITECTURES[kind]
 
 
-def metadata_of(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _names() -> list[str]:
+    return [*dict.fromkeys(found.name for found in ARCHITECTURES.values())]
+
+
+def metadata_of(found: Architecture, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a model of an architecture, for the content of its config.json."""
-    found = ARCHITECTURES[name]
+    name = found.name
     metadata = {key: settings[theirs] for key, theirs in found.keys.items() if settings.get(theirs) is not None}
-    if found.kind == "gpt2":
+    if name == "gpt2":
         metadata["feed_forward_length"] = 4 * settings["n_embd"]
     else:
         metadata |= dict.fromkeys(("attention.value_length", "rope.dimension_count"), settings["head_dim"])
@@ -227,33 +262,36 @@ def tensors_of(settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {FREQS: divisors(scaling, settings["head_dim"], settings["rope_theta"]).astype(float32)}
 
 
-def _format(name: str, found: Architecture) -> Format:
+def _format(found: Architecture) -> Format:
     """Return the format of an architecture: transformers' layers by the names that GGUF has for them."""
     library = extra("gguf", "gguf")
-    arch = next(arch for arch, known in library.MODEL_ARCH_NAMES.items() if known == name)
+    arch = next(arch for arch, known in library.MODEL_ARCH_NAMES.items() if known == found.name)
     names = library.get_tensor_name_map(arch, 1)
     layers = {"out_head": Layer(("output",))}
     for own, layer in found.format.layers.items():
-        theirs = [names.get_name(one.replace("*", "0")) for one in layer.names]
+        # The weights of all experts are one tensor, which has no number of an expert in its name.
+        theirs = [names.get_name(one.replace("*", "0").replace(".#", "")) for one in layer.names]
         if None not in theirs:
-            layers[own] = Layer(tuple(re.sub(r"^blk\.0\.", "blk.*.", one) for one in theirs))
+            own_names = tuple(re.sub(r"^blk\.0\.", "blk.*.", one) for one in theirs)
+            layers[own] = Layer(own_names, stacked="#" in layer.names[0])
     return found.format._replace(layers=layers, prefix="", ignored=(FREQS,))
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
 
 
-def _settings(file: Header, name: str, found: Architecture) -> dict[str, Any]:
+def _settings(file: Header, found: Architecture) -> dict[str, Any]:
     """Return the content of the config.json of the model in a file."""
+    name = found.name
     given = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     if missing := [f"{name}.{key}" for key in _REQUIRED if key not in given]:
         raise ValueError(f"it lacks {', '.join(missing)}")
-    settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given}
+    settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given} | found.always
     settings["tie_word_embeddings"] = "output.weight" not in file.entries
     settings["vocab_size"] = _rows(file, "token_embd.weight")
-    if found.kind == "gpt2":
+    if name == "gpt2":
         return settings | {"resid_pdrop": 0.0}  # which GGUF does not have
-    settings["attention_bias"] = "blk.0.attn_q.bias" in file.entries
+    settings["attention_bias"] = settings["qkv_bias"] = "blk.0.attn_q.bias" in file.entries
     settings["mlp_bias"] = "blk.0.ffn_up.bias" in file.entries
     settings.setdefault("rope_theta", 10_000.0)
     settings["rope_scaling"] = _scaling(given) or _llama3_scaling(file, given, settings)

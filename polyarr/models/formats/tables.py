@@ -19,6 +19,7 @@ class Layer(NamedTuple):
             expert where polyarr's weight has those of all experts, one after the other.
         share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's.
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
+        stacked: Whether the other program's array has the weights of all experts, (experts, out, in), as polyarr's.
         weight: Name of the weight.
         bias: Name of the bias.
     """
@@ -26,6 +27,7 @@ class Layer(NamedTuple):
     names: tuple[str, ...]
     share: tuple[int, int] = (0, 1)
     transposed: bool = False
+    stacked: bool = False
     weight: str = "weight"
     bias: str = "bias"
 
@@ -70,6 +72,10 @@ class Format(NamedTuple):
         """Return (i, n): one of polyarr's arrays is part i of n equal parts of the rows of the other program's."""
         return self._layer(name)[0].share
 
+    def is_stacked(self, name: str) -> bool:
+        """Return whether the other program, too, has the weights of all experts in one array."""
+        return self._layer(name)[0].stacked
+
     def with_experts(self, config: Config) -> "Format":
         """Return the format with the names of the layers of each expert that a configuration has."""
 
@@ -85,7 +91,9 @@ class Format(NamedTuple):
         """Return the layer of one of polyarr's arrays, its name there, and the number of the block."""
         path, _, own = name.rpartition(".")
         number = re.search(r"\.(\d+)\.", path)
-        found = self.layers[path.replace(number[0], ".*.", 1) if number else path]
+        found = self.layers.get(path.replace(number[0], ".*.", 1) if number else path)
+        if found is None:
+            raise ValueError(f"it has {path}, for which the format has no name")
         return found, own, number[1] if number else ""
 
     def ignores(self, name: str) -> bool:
