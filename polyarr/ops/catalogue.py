@@ -12,7 +12,7 @@ from polyarr.ops.functions import (
     acos, acosh, asin, asinh, atan, atan2, atanh, cos, cosh, erf, exp, expm1, hypot, log, log10, log1p, log2, logaddexp,
     pow, relu, rsqrt, sigmoid, silu, sin, sinh, sqrt, tan, tanh,
 )
-from polyarr.ops.grouped import grouped_linear
+from polyarr.ops.grouped import grouped_linear, quantized_grouped_linear
 from polyarr.ops.head import linear_cross_entropy
 from polyarr.ops.index import argsort, scatter, scatter_add, scatter_add_along_axis, sort, take, take_along_axis, topk
 from polyarr.ops.joining import pad, roll, split, stack, tile, unstack

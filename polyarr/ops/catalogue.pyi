@@ -146,6 +146,8 @@ pow: _Binary
 @_op
 def prod(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False, dtype: DType | None = None) -> Array: ...
 @_op
+def quantized_grouped_linear(x: Array, codes: Array, scale: Array | float, groups: Array) -> Array: ...
+@_op
 def quantized_linear(x: Array, codes: Array, scale: Array | float, bias: Array | None = None, activation: str | None = None) -> Array: ...
 real: _Unary
 reciprocal: _Unary
@@ -219,8 +221,8 @@ __all__ = [
 "log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or",
 "logical_xor", "logsumexp", "matmul", "matrix_transpose", "max", "maximum", "mean", "min", "minimum", "moveaxis",
 "mse", "multiply", "negative", "nextafter", "not_equal", "outer", "pad", "permute_dims", "positive", "pow", "prod",
-"quantized_linear", "real", "reciprocal", "relu", "remainder", "rms_norm", "roll", "round", "rsqrt", "scatter",
-"scatter_add", "scatter_add_along_axis", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softmax", "sort",
-"split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take", "take_along_axis", "tan", "tanh",
-"tensordot", "tile", "topk", "tril", "triu", "trunc", "unstack", "var", "vecdot"
+"quantized_grouped_linear", "quantized_linear", "real", "reciprocal", "relu", "remainder", "rms_norm", "roll",
+"round", "rsqrt", "scatter", "scatter_add", "scatter_add_along_axis", "sigmoid", "sign", "signbit", "silu", "sin",
+"sinh", "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "subtract", "sum", "take",
+"take_along_axis", "tan", "tanh", "tensordot", "tile", "topk", "tril", "triu", "trunc", "unstack", "var", "vecdot"
 ]

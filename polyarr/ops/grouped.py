@@ -9,11 +9,14 @@ from polyarr.core.spec import check_kind, int64
 from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, astype, floor_divide, multiply, subtract, where
 from polyarr.ops.index import checked_positions, scatter, scatter_add, take
+from polyarr.ops.joining import concat
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, less_equal
+from polyarr.ops.quantized import check_codes, dequantized, quantized_shape, unpacked
 from polyarr.ops.reduce import cumulative_sum, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice
 
+MAX_PIECES = 8  # products, one after the other, of the tiles of a quantized layer: one piece at a time is dequantized
 TILES_PER_GROUP = 2  # tiles of rows per group, beside one that is not full: more copies of weights, fewer padded rows
 
 
@@ -72,6 +75,89 @@ def _backward(g, saved, x, weight, groups, *, wanted):
 
 
 grouped_linear.defvjp(_forward, _backward)
+
+
+@composed(indices="groups")
+def quantized_grouped_linear(x, codes, scale, groups):
+    """Return a linear layer with quantized weights, one of which each row chooses: weight[groups[i]] x[i] for row i.
+
+    The weight (e, n, k) is codes * scale, stored as that of quantized_linear. The rows are put into tiles, as in
+    grouped_linear; the weights of at most an eighth of the tiles are dequantized at a time.
+
+    Args:
+        x: Floating-point array (..., k).
+        codes: int8 array (e, n, k), or uint8 array (e, n, k / 2) of codes of 4 bits.
+        scale: Floating-point array (e, n), or (e, n, k / 32), of finite numbers.
+        groups: Integer array (...): the group of each row, from 0 to e - 1; a negative one counts from the end.
+
+    Returns:
+        Array (..., n) of the dtype of x.
+
+    Raises:
+        DtypeError: codes is neither int8 nor uint8, x or scale is not floating-point, or groups is no integer array.
+        ShapeError: The shapes do not fit, there are no groups, or blocks do not divide k.
+        IndexError: A group is out of range; raised at the next read of a result.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> codes = pa.asarray([[[100, 50]], [[100, -50]]], dtype="int8")
+        >>> scale, x = pa.asarray([[0.5], [0.25]]), pa.asarray([[1.0, 1.0]])
+        >>> pa.quantized_grouped_linear(x, codes, scale, pa.asarray([1]))
+        Array([[12.5]], float32, 'numpy')
+
+    Gradients: x, scale
+
+    Source: Gale, Narayanan, Young, Zaharia 2022, arXiv:2211.15841; Dettmers, Lewis, Belkada, Zettlemoyer 2022,
+    arXiv:2208.07339 (only the quantized weights)
+    """
+    for name, a in (("x", x), ("scale", scale)):
+        check_kind("quantized_grouped_linear", name, spec_of(a), "floating")
+    check_kind("quantized_grouped_linear", "groups", spec_of(groups), "integer")
+    check_codes("quantized_grouped_linear", x, codes, scale, groups="e")
+    if x.shape[:-1] != groups.shape or not codes.shape[0]:
+        given = f"quantized_grouped_linear: x is {spec_of(x)}, codes is {spec_of(codes)}, groups is {spec_of(groups)}"
+        raise ShapeError(f"{given}; the axes of groups must be those of x but the last, and e at least 1")
+    slots, tile_groups, tile = _tiles(groups, codes.shape[0])
+    y = _of_pieces(_in_tiles(x, slots, tile_groups, tile), codes, scale, tile_groups, matrix_transpose)
+    return reshape(take(y, slots, axis=0), shape=(*x.shape[:-1], codes.shape[1]))
+
+
+def _quantized_forward(x, codes, scale, groups, *, wanted):
+    return quantized_grouped_linear.decomposition(x, codes, scale, groups), None
+
+
+def _quantized_backward(g, saved, x, codes, scale, groups, *, wanted):
+    """Return the gradients; weights are dequantized once more, because keeping them would undo the quantization."""
+    slots, tile_groups, tile = _tiles(groups, codes.shape[0])
+    left = _in_tiles(g, slots, tile_groups, tile)  # (T, tile, n)
+    dx = dscale = None
+    if wanted[0]:
+        dx = _of_pieces(left, codes, scale, tile_groups, lambda weight: weight)
+        dx = reshape(take(dx, slots, axis=0), shape=x.shape)
+    if wanted[2]:
+        of_tiles = matrix_product(matrix_transpose(left), _in_tiles(x, slots, tile_groups, tile))  # (T, n, k)
+        of_weight = scatter_add(fill(0, x, shape=quantized_shape(codes), dtype=x.dtype), tile_groups, of_tiles, axis=0)
+        blocks = (*codes.shape[:2], scale.shape[2] if len(scale.shape) == 3 else 1, -1)
+        dscale = sum(reshape(multiply(of_weight, unpacked(codes, x.dtype)), shape=blocks), axis=3)
+        dscale = astype(reshape(dscale, shape=scale.shape), dtype=scale.dtype)
+    return dx, None, dscale, None
+
+
+quantized_grouped_linear.defvjp(_quantized_forward, _quantized_backward)
+
+
+def _of_pieces(tiles, codes, scale, tile_groups, side):
+    """Return the products of tiles (T, tile, ...) with side(weight) of their groups, one below the other."""
+    count = tile_groups.shape[0]
+    step, found = max(1, -(-count // MAX_PIECES)), []
+    for first in range(0, max(count, 1), step):
+        size = min(step, count - first)
+        chosen = slice(tile_groups, (first,), steps=(1,), shape=(size,))
+        weight = dequantized(take(codes, chosen, axis=0), take(scale, chosen, axis=0), tiles.dtype)
+        piece = slice(tiles, (first, 0, 0), steps=(1, 1, 1), shape=(size, *tiles.shape[1:]))
+        found.append(matrix_product(piece, side(weight)))
+    y = concat(found, axis=0)
+    return reshape(y, shape=(count * y.shape[1], y.shape[2]))
 
 
 def _check(x, weight, groups):

@@ -54,11 +54,11 @@ def quantized_linear(x, codes, scale, bias=None, *, activation=None):
     for name, a in (("x", x), ("scale", scale), ("bias", bias)):
         if a is not None:
             check_kind("quantized_linear", name, spec_of(a), "floating")
-    _check_codes(x, codes, scale)
+    check_codes("quantized_linear", x, codes, scale)
     check_bias("quantized_linear", codes, bias)
     rows = reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
     has_blocks = len(scale.shape) == 2
-    weight = dequantized(codes, scale, rows.dtype) if has_blocks else _unpacked(codes, rows.dtype)
+    weight = dequantized(codes, scale, rows.dtype) if has_blocks else unpacked(codes, rows.dtype)
     product = matrix_product(rows, matrix_transpose(weight))
     y = product if has_blocks else multiply(product, scale)
     y = ACTIVATIONS[activation](y if bias is None else add(y, bias))
@@ -66,36 +66,47 @@ def quantized_linear(x, codes, scale, bias=None, *, activation=None):
 
 
 def dequantized(codes, scale, dtype):
-    """Return the weight (n, k) in a floating-point dtype, for the codes and the scale of quantized_linear."""
-    n, k = _quantized_shape(codes)
-    blocks = (n, k // QUANTIZED_BLOCK, QUANTIZED_BLOCK) if len(scale.shape) == 2 else (n, 1, k)
-    factors = reshape(astype(scale, dtype=dtype), shape=(*blocks[:2], 1))
-    return reshape(multiply(reshape(_unpacked(codes, dtype), shape=blocks), factors), shape=(n, k))
+    """Return the weight (..., n, k) in a floating-point dtype, for the codes and the scale of quantized_linear."""
+    shape = quantized_shape(codes)
+    *rows, k = shape
+    blocks = (*rows, k // QUANTIZED_BLOCK, QUANTIZED_BLOCK) if len(scale.shape) == len(shape) else (*rows, 1, k)
+    factors = reshape(astype(scale, dtype=dtype), shape=(*blocks[:-1], 1))
+    return reshape(multiply(reshape(unpacked(codes, dtype), shape=blocks), factors), shape=shape)
 
 
-def _unpacked(codes, dtype):
-    """Return the numbers (n, k) that codes stand for, in a floating-point dtype."""
+def unpacked(codes, dtype):
+    """Return the numbers (..., n, k) that codes stand for, in a floating-point dtype."""
     if codes.dtype == int8:
         return astype(codes, dtype=dtype)
-    n, k = _quantized_shape(codes)
-    pairs = reshape(codes, shape=(n, k // QUANTIZED_BLOCK, QUANTIZED_BLOCK // 2))
-    stored = concat([bitwise_and(pairs, 15), bitwise_right_shift(pairs, 4)], axis=2)  # (n, k / 32, 32)
-    return reshape(subtract(astype(stored, dtype=dtype), _OFFSET_OF_4_BITS), shape=(n, k))
+    *rows, k = shape = quantized_shape(codes)
+    pairs = reshape(codes, shape=(*rows, k // QUANTIZED_BLOCK, QUANTIZED_BLOCK // 2))
+    stored = concat([bitwise_and(pairs, 15), bitwise_right_shift(pairs, 4)], axis=-1)  # (..., n, k / 32, 32)
+    return reshape(subtract(astype(stored, dtype=dtype), _OFFSET_OF_4_BITS), shape=shape)
 
 
-def _quantized_shape(codes):
-    """Return the shape (n, k) of the weight that codes are for."""
-    n, k = codes.shape
-    return n, 2 * k if codes.dtype == uint8 else k
+def quantized_shape(codes):
+    """Return the shape (..., n, k) of the weight that codes are for."""
+    *rows, k = codes.shape
+    return *rows, 2 * k if codes.dtype == uint8 else k
 
 
-def _check_codes(x, codes, scale):
+def check_codes(name, x, codes, scale, groups=()):
+    """Raise an error unless codes and scale are of the dtypes and shapes that x needs.
+
+    Args:
+        name: Name of the op.
+        x: Array (..., k).
+        codes: Array (*groups, n, k) or (*groups, n, k / 2).
+        scale: Array (*groups, n) or (*groups, n, k / 32).
+        groups: Names of leading axes.
+    """
     if codes.dtype not in (int8, uint8):
-        raise DtypeError(f"quantized_linear: codes is {spec_of(codes)}; its dtype must be int8 or uint8")
-    given = f"quantized_linear: x is {spec_of(x)}, codes is {spec_of(codes)}, scale is {spec_of(scale)}"
-    due = "[n, k / 2]" if codes.dtype == uint8 else "[n, k]"
-    n, k = _quantized_shape(codes) if len(codes.shape) == 2 else (-1, -1)
-    if x.shape[-1:] != (k,) or scale.shape not in ((n,), (n, k // QUANTIZED_BLOCK)):
-        raise ShapeError(f"{given}; they must be [..., k], {due} and [n] or [n, k / {QUANTIZED_BLOCK}]")
-    if k % QUANTIZED_BLOCK and (codes.dtype == uint8 or len(scale.shape) == 2):
+        raise DtypeError(f"{name}: codes is {spec_of(codes)}; its dtype must be int8 or uint8")
+    given = f"{name}: x is {spec_of(x)}, codes is {spec_of(codes)}, scale is {spec_of(scale)}"
+    *rows, k = quantized_shape(codes) if len(codes.shape) == len(groups) + 2 else (-1, -1)
+    if x.shape[-1:] != (k,) or scale.shape not in ((*rows,), (*rows, k // QUANTIZED_BLOCK)):
+        n = ", ".join((*groups, "n"))
+        due = f"[{n}, k / 2]" if codes.dtype == uint8 else f"[{n}, k]"
+        raise ShapeError(f"{given}; they must be [..., k], {due} and [{n}] or [{n}, k / {QUANTIZED_BLOCK}]")
+    if k % QUANTIZED_BLOCK and (codes.dtype == uint8 or len(scale.shape) == len(codes.shape)):
         raise ShapeError(f"{given}; k must be a multiple of {QUANTIZED_BLOCK} for blocks and for codes of 4 bits")

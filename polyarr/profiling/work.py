@@ -26,6 +26,7 @@ OPERATIONS: dict[Any, tuple[Callable[..., float], float]] = {
     ops.linear: (_product, 2),
     ops.quantized_linear: (_product, 1),
     ops.grouped_linear: (_product, 2),
+    ops.quantized_grouped_linear: (_product, 1),
     ops.attention: (_attention, 2.5),
 }
 # Ops whose result may be a view, so that the number of bytes moved is unknown.

@@ -336,14 +336,26 @@ def quantized_linear(
 ) -> np.ndarray:
     """Return x weight^T + bias for weights that are codes times a scale per row or block of 32, after the activation.
     """
-    numbers = codes.astype(x.dtype)
-    if codes.dtype == np.uint8:
-        numbers = np.zeros((len(codes), 2 * codes.shape[1]), x.dtype)
-        for j in range(numbers.shape[1]):
-            block, place = divmod(j, 32)
-            numbers[:, j] = (codes[:, 16 * block + place % 16] >> (4 if place >= 16 else 0)) % 16 - 8.0
+    numbers = _numbers(codes, x.dtype)
     y = x @ (numbers * np.repeat(scale, 32, axis=1)).T if scale.ndim == 2 else x @ numbers.T * scale
     return ACTIVATIONS[activation](y + (0 if bias is None else bias))
+
+
+def quantized_grouped_linear(x: np.ndarray, codes: np.ndarray, scale: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return weight[groups] x for each row, for weights that are codes times a scale per row or block of 32."""
+    factors = np.repeat(scale, 32, axis=2) if scale.ndim == 3 else scale[:, :, None]
+    return grouped_linear(x, _numbers(codes, x.dtype) * factors, groups)
+
+
+def _numbers(codes: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return the numbers (..., k) that codes of 8 or 4 bits stand for."""
+    if codes.dtype != np.uint8:
+        return codes.astype(dtype)
+    numbers = np.zeros((*codes.shape[:-1], 2 * codes.shape[-1]), dtype)
+    for j in range(numbers.shape[-1]):
+        block, place = divmod(j, 32)
+        numbers[..., j] = (codes[..., 16 * block + place % 16] >> (4 if place >= 16 else 0)) % 16 - 8.0
+    return numbers
 
 
 def cache_update(cache: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:

@@ -462,6 +462,11 @@ def products() -> Iterator[Case]:
     for dtype, rows in (("float32", 1), ("float32", 9), ("float32", 70), ("float16", 3), ("bfloat16", 3)):
         inputs = array(rows, 7, dtype=dtype), array(3, 5, 7, dtype=dtype), whole(rows, below=3)
         yield Case(f"grouped_linear {dtype} {rows}", ops.grouped_linear, inputs, backward=dtype == "float32")
+        for codes, blocks in (("int8", ()), ("int8", (2,)), ("uint8", (2,))):
+            held = whole(3, 5, 32 if codes == "uint8" else 64 if blocks else 33, dtype=codes)
+            x = array(rows, 64 if blocks else 33, dtype=dtype)
+            inputs = x, held, array(3, 5, *blocks, dtype="float16"), whole(rows, below=3)
+            yield Case(f"quantized_grouped_linear {codes} {dtype} {rows}", ops.quantized_grouped_linear, inputs)
     yield Case("linear without bias", ops.linear, (array(5, 7), array(33, 7)), backward=True)
 
 

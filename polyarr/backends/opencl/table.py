@@ -10,7 +10,7 @@ from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
 from polyarr.backends.opencl.fft import spectra
-from polyarr.backends.opencl.gemm import grouped_linear, linear, matmul, quantized_linear
+from polyarr.backends.opencl.gemm import grouped, linear, matmul, quantized_linear
 from polyarr.backends.opencl.indexing import embedding, index, segments
 from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
@@ -51,7 +51,8 @@ KERNELS = {
     ops.sort: sort.sort,
     ops.argtopk: topk.argtopk,
     ops.cache_update: cache_update.cache_update,
-    ops.grouped_linear: grouped_linear.grouped_linear,
+    ops.grouped_linear: grouped.grouped_linear,
+    ops.quantized_grouped_linear: grouped.quantized_grouped_linear,
     ops.quantized_linear: quantized_linear.quantized_linear,
     ops.matrix_product: matmul.matmul,
     ops.matmul: matmul.matmul,

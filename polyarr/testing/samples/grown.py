@@ -157,6 +157,22 @@ def grouped(data: Callable, i: int, rows: int, groups: int, n: int, k: int) -> S
     return Sample((data((rows, k), i), data((groups, n, k), i + 1), picks))
 
 
+def quantized_grouped(calls: Sizes) -> Grown:
+    """Return layers of rows, groups, n outputs and k inputs: int8 rows, int8 blocks and blocks of 4 bits in turn."""
+
+    def grown(template: Sample) -> Iterator[Sample]:
+        x, _, scale, _ = template.inputs
+        for i, (rows, groups, n, depth) in enumerate(calls):
+            k = depth + (-depth % 32 if i % 3 else 0)
+            int8 = Data((groups, n, k), "int8", seed=i)
+            codes = Data((groups, n, k // 2), "uint8", "below", seed=i, limit=256) if i % 3 == 2 else int8
+            factors = Data((groups, n, k // 32) if i % 3 else (groups, n), scale.dtype, seed=i)
+            picks = Data((rows,), "int64", "below", seed=5, limit=groups)
+            yield Sample((Data((rows, k), x.dtype, seed=i), codes, factors, picks), template.params)
+
+    return grown
+
+
 def quantized_linear(sizes: Sizes) -> Grown:
     """Return layers of m rows, n outputs and k inputs, with int8 rows, int8 blocks and blocks of 4 bits in turn."""
 

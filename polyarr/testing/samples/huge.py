@@ -137,6 +137,7 @@ HUGE |= {
     ops.tensordot: only((((301, 17, 18), (17, 18, 305)), {"axes": 2}), (((5, 66, 70), (66, 70, 3)), {"axes": 2})),
     ops.linear: grown.linear([(*layer, activation) for layer, activation in zip(_LAYERS, cycle(("", "gelu", "silu")))]),
     ops.grouped_linear: grown.grouped([(1031, 5, 70, 301), (30, 300, 33, 520), (5003, 3, 17, 33)]),
+    ops.quantized_grouped_linear: grown.quantized_grouped([(1031, 5, 70, 301), (30, 300, 33, 520), (5003, 3, 17, 33)]),
     ops.quantized_linear: grown.quantized_linear(PRODUCTS),
     ops.mse: only(((TALL, TALL), {}), ((LINE, LINE), {})),
 }

@@ -115,6 +115,7 @@ _LINEAR = [*(((m,), n, k) for m, n, k in SIZES[::3]), ((17, 2, 3), 70, 33), ((10
 _PRODUCTS = grown.matrices([*(((m, k), (k, n)) for m, n, k in SIZES), *BATCHES, *DEEP])
 LARGE |= {
     ops.grouped_linear: grown.grouped([(257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028)]),
+    ops.quantized_grouped_linear: grown.quantized_grouped([(257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028)]),
     ops.quantized_linear: grown.quantized_linear([*SIZES[::3], *_INT8]),
     ops.matrix_product: _PRODUCTS,
     ops.matmul: _PRODUCTS,

@@ -268,6 +268,31 @@ GROUPED = (
 SAMPLES[ops.grouped_linear] = Entry(
     _grouped_layers, _grouped_layers, ref.grouped_linear, "layer", FLOATING, special="nonfinite"
 )
+
+
+def _quantized_grouped_layers(dtype: str) -> SearchStrategy[Sample]:
+    def drawn(size: tuple, index: str, kind: tuple[int, bool]) -> SearchStrategy:
+        (lead, groups, n, k), (bits, blocks) = size, kind
+        k = k + -k % 32 if blocks or bits == 4 else k
+        int8 = datas((groups, n, k), "int8", ("normal", "wide"))
+        codes = int8 if bits == 8 else datas((groups, n, k // 2), "uint8", ("below",), limit=256)
+        rows = (groups, n, k // 32) if blocks else (groups, n)
+        scale = datas(rows, "float32" if is_narrow(dtype) else dtype, ("distinct",))
+        return samples(datas((*lead, k), dtype), codes, scale, datas(lead, index, ("below",), limit=groups))
+
+    indices = st.sampled_from(("int64", "int32"))
+    kinds = st.sampled_from(((8, False), (8, True), (4, True), (4, False)))
+    return st.tuples(st.sampled_from(GROUPED), indices, kinds).flatmap(memoized(lambda t: drawn(*t)))
+
+
+SAMPLES[ops.quantized_grouped_linear] = Entry(
+    _quantized_grouped_layers,
+    _quantized_grouped_layers,
+    ref.quantized_grouped_linear,
+    "layer",
+    FLOATING,
+    special="nonfinite",
+)
 SAMPLES[ops.embedding] = Entry(_embedding, _embedding, lambda weight, indices: weight[indices], "exact", FLOATING)
 
 

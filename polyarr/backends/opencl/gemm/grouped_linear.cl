@@ -7,19 +7,13 @@
 // Launch   local (LANES, ROWS, 1), global (LANES, ROWS * work-groups, count): LANES work-items compute `each` columns of
 //          the rows of one group, one by one
 // Params   T, ACC, LOAD, STORE    dtype of x, weight and y: see prelude.cl
-//          INDEX                  int or long
 //          LANES, ROWS            work-items that share a row of weight, rows of weight per group, powers of two
 //          WIDE                   partial sums per work-item
+#include "groups.cl"
 
 // A single accumulator would lose a digit for every few thousand terms, so chunks are summed on their own and then
 // added.
 #define CHUNK 128
-
-// Return the group of row r, from 0 to count - 1; -1 if it is out of range.
-static inline long group_of(__global const INDEX *restrict groups, long r, long count) {
-    const long index = groups[r], group = index < 0 ? index + count : index;
-    return group < count ? group : -1;
-}
 
 __kernel ROW_GROUP void grouped_linear(
         __global const T *restrict x, __global const T *restrict weight, __global const INDEX *restrict groups,
@@ -28,13 +22,7 @@ __kernel ROW_GROUP void grouped_linear(
     __local ACC lanes[LANES * ROWS];
     const int me = get_local_id(0), turn = get_local_id(1);
     const long own = get_group_id(2), first = get_group_id(1) * each * ROWS + turn;
-    bool is_chosen = false;
-    for (long r = 0; r < rows; r++) {
-        const long group = group_of(groups, r, count);
-        if (group < 0) note_fault(fault, call, groups[r], count);
-        is_chosen |= group == own;
-    }
-    if (!is_chosen) return;
+    if (!is_chosen(own, groups, rows, count, fault, call)) return;
     for (long i = 0, j = first; i < each; i++, j += ROWS) {
         const long depth = j < n ? cols : 0;
         for (long r = 0; r < rows; r++) {
