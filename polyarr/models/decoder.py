@@ -222,7 +222,7 @@ class LanguageModel(Module):
         """Return the model with quantized weights in its linear layers (weight-only quantization).
 
         Generation is bound by the bandwidth of reading the weights. A head that shares the weight of the token
-        embedding gets a quantized weight of its own; embeddings and the weights of experts stay as they are.
+        embedding gets a quantized weight of its own; embeddings and the routers of experts stay as they are.
 
         Args:
             kind: "int8", "q8_0" or "q4_0", as in nn.QuantizedLinear.of.

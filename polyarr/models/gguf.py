@@ -130,7 +130,7 @@ def _blocks(model: LanguageModel, form: Format) -> dict[str, tuple[QuantizedLine
     for path, layer in quantized_layers(model).items():
         names, _ = form.parts(f"{path}.weight")
         ends = np.cumsum(rows_of_parts(model, layer.shape[0], len(names))).tolist()
-        if layer.scale.ndim == 2:
+        if layer.has_blocks:
             rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
             found |= {name: (layer, part) for name, part in zip(names, rows, strict=True)}
     return found
@@ -141,11 +141,11 @@ def _type_of(layer: QuantizedLinear) -> str:
 
 
 def _bytes_of(layer: QuantizedLinear, rows: slice, name: str, model: GGUFModel) -> np.ndarray:
-    """Return the bytes (n, bytes of a row) of rows of a quantized layer, in the order of llama.cpp's tensor."""
+    """Return the bytes (..., n, bytes of a row) of rows of a quantized layer, in the order of llama.cpp's tensor."""
     parts = [model.written(name, view_of(a)[rows]) for a in (layer.scale, layer.codes)]
     shape = parts[0].shape  # a block is its scale and then its codes
     blocks = [np.ascontiguousarray(part).view(np.uint8).reshape(*shape, -1) for part in parts]
-    return np.concatenate(blocks, axis=2).reshape(shape[0], -1)
+    return np.concatenate(blocks, axis=-1).reshape(*shape[:-1], -1)
 
 
 def _without_training(config: Config) -> Config:

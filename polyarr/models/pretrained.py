@@ -284,10 +284,10 @@ def _specs_of_codes(
     for own, leaf in model.named_parameters().items():
         path, _, last = own.rpartition(".")
         kinds = {tensors[name].kind for name in form.parts(own)[0]}
-        if last == "weight" and len(leaf.shape) == 2 and len(kinds) == 1 and kinds <= {*kept}:
-            rows, columns = leaf.shape
-            codes = Spec((rows, columns), int8) if kinds == {"Q8_0"} else Spec((rows, columns // 2), uint8)
-            found[path] = codes, Spec((rows, columns // QUANTIZED_BLOCK), float16)
+        if last == "weight" and len(leaf.shape) > 1 and len(kinds) == 1 and kinds <= {*kept}:
+            *rows, columns = leaf.shape
+            codes = Spec((*rows, columns), int8) if kinds == {"Q8_0"} else Spec((*rows, columns // 2), uint8)
+            found[path] = codes, Spec((*rows, columns // QUANTIZED_BLOCK), float16)
     return found
 
 

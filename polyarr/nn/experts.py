@@ -35,9 +35,16 @@ class GroupedLinear(Module):
     def __init__(self, groups: int, in_features: int, out_features: int, init: Initializer | None = None) -> None:
         self.weight = initial_value("GroupedLinear", init or normal(0.02), groups, out_features, in_features)
 
+    bias = activation = None
+
     def __call__(self, x: Array, groups: Array) -> Array:
         """Return the output (..., out) for an input x (..., in) and the layer of each row, integers (...)."""
         return ops.grouped_linear(x, self.weight, groups)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape (groups, out, in) of the weight."""
+        return self.weight.shape
 
 
 class _Gate(Module):

@@ -186,6 +186,7 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
     """Return the paths of the layers that match a pattern, and the matching parts of each; () for a whole layer."""
     layers: dict[str, Module] = {}
     replaced(model, layers.setdefault)
+    layers = {path: layer for path, layer in layers.items() if len(getattr(layer, "shape", ())) < 3}  # no experts
     if any(type(layer) is LoRALinear for layer in layers.values()):
         raise ValueError("lora: the model has adapters already; merge_lora puts them into its weights")
     pattern = match.replace(".", "/")
@@ -225,8 +226,9 @@ def _grouped(node: Any, path: tuple = ()) -> Iterator[str]:
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
-    """Return a copy of a tree with change(path, layer) in place of each Linear, QuantizedLinear or LoRALinear layer."""
-    if type(node) in (Linear, QuantizedLinear, LoRALinear):
+    """Return a copy of a tree with change(path, layer) in place of each linear layer, grouped or not, or with adapters.
+    """
+    if type(node) in (Linear, GroupedLinear, QuantizedLinear, LoRALinear):
         return change(".".join(map(str, path)), node)
     found = tree.children(node)
     if found is None:

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 from polyarr import ops
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import Op
-from polyarr.core.spec import Spec, float32
+from polyarr.core.spec import Spec, float32, int64
+from polyarr.nn.experts import GroupedLinear
 from polyarr.nn.layers import Linear
 from polyarr.nn.lora import check_module, merge_lora, replaced
 from polyarr.nn.module import Module
@@ -16,7 +17,10 @@ M = TypeVar("M", bound=Module)
 
 
 def quantised(model: M, kind: str = "int8") -> M:
-    """Return a model with a QuantizedLinear in place of each Linear layer. Adapters are merged before.
+    """Return a model with a QuantizedLinear in place of each Linear and GroupedLinear layer.
+
+    Adapters are merged before. The routers of experts, which are small, stay as they are: rounding them would change
+    which experts are chosen.
 
     Args:
         model: Module; it does not change. Quantized layers in it stay as they are.
@@ -39,8 +43,8 @@ def quantised(model: M, kind: str = "int8") -> M:
     check_module("quantised", model)
     check_kind_of_weights("quantised", kind)
 
-    def change(_: str, layer: Any) -> QuantizedLinear:
-        if type(layer) is QuantizedLinear:
+    def change(path: str, layer: Any) -> Module:
+        if type(layer) is QuantizedLinear or path.rpartition(".")[2] == "router":
             return layer
         return QuantizedLinear.of(layer.weight, kind, layer.bias, layer.activation)
 
@@ -56,18 +60,18 @@ def quantized_layers(model: Module) -> dict[str, QuantizedLinear]:
 
 
 def with_codes(model: M, codes: Mapping[str, tuple[Any, Any]]) -> M:
-    """Return a model with quantized layers of these codes and scales in place of Linear layers, without their weights.
+    """Return a model with quantized layers of these codes and scales in place of Linear and GroupedLinear layers.
 
     Args:
         model: Module, which does not change; its arrays may be Specs.
-        codes: Codes and scales, arrays or Specs, by the paths of Linear layers. Other paths are ignored.
+        codes: Codes and scales, arrays or Specs, by the paths of such layers. Other paths are ignored.
 
     Raises:
         ValueError: Codes and scales are of another shape than the layer's weight, or of a wrong dtype.
     """
 
     def change(path: str, layer: Any) -> Any:
-        if path not in codes or type(layer) is not Linear:
+        if path not in codes or type(layer) not in (Linear, GroupedLinear):
             return layer
         found = QuantizedLinear(*codes[path], layer.bias, layer.activation).train(layer.training)
         found.dtype = layer.weight.dtype.name
@@ -77,15 +81,17 @@ def with_codes(model: M, codes: Mapping[str, tuple[Any, Any]]) -> M:
     return replaced(model, change)
 
 
-def _check_shape(path: str, found: QuantizedLinear, layer: Linear) -> None:
+def _check_shape(path: str, found: QuantizedLinear, layer: Linear | GroupedLinear) -> None:
     """Raise ValueError unless the codes and scales are those of a weight of the shape of a layer."""
     codes, scale = (Spec(a.shape, a.dtype) for a in (found.codes, found.scale))
-    rows, columns = layer.shape
-    op: Op = ops.quantized_linear  # whose signature has arrays, not Specs
+    *_, rows, columns = layer.shape
+    groups = [Spec((1,), int64)] * (len(layer.shape) - 2)
+    op: Op = ops.quantized_grouped_linear if groups else ops.quantized_linear  # its signature has arrays, not Specs
     try:
-        fits = op(Spec((1, columns), float32), codes, scale).shape == (1, rows)
+        made = op(Spec((1, columns), float32), codes, scale, *groups)
+        fits = found.shape == layer.shape and made.shape == (1, rows)
     except (ShapeError, DtypeError):
         fits = False
     if not fits:
-        due = f"they must be of a weight [{rows}, {columns}]"
+        due = f"they must be of a weight {[*layer.shape]}"
         raise ValueError(f"{path}: its codes are {codes}, its scales {scale}; {due}")

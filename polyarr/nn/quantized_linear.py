@@ -1,5 +1,6 @@
 """Linear layer with a quantized weight, and how weights are rounded: int8 rows, and GGUF's Q8_0 and Q4_0."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import float16, float32, float64, int8, uint8
 from polyarr.nn.module import Module
-from polyarr.ops.quantized import QUANTIZED_BLOCK, dequantized
+from polyarr.ops.quantized import QUANTIZED_BLOCK, dequantized, quantized_shape
 from polyarr.ops.validation import check_array
 
 _LARGEST = 127
@@ -17,13 +18,14 @@ _LARGEST = 127
 class QuantizedLinear(Module):
     """Linear layer with a quantized weight: act(x @ weight.T + bias), where weight is codes * scale.
 
-    The codes and scales are frozen, and `astype` does not convert them.
+    The codes and scales are frozen, and `astype` does not convert them. With a leading axis, `groups`, they are those
+    of several layers, of which each row of the input chooses one, as in GroupedLinear.
 
     Args:
         codes: int8 array (out, in), or uint8 array (out, in / 2) of codes of 4 bits; see quantized_linear.
         scale: Floating-point array (out,), or (out, in / 32).
-        bias: Floating-point array (out,), or None.
-        activation: None, "relu", "silu", "gelu" or "gelu_tanh".
+        bias: Floating-point array (out,), or None, as for all layers with groups.
+        activation: None, "relu", "silu", "gelu" or "gelu_tanh"; None for layers with groups.
 
     Attributes:
         dtype: Dtype of `weight`, float32.
@@ -54,7 +56,7 @@ class QuantizedLinear(Module):
         """Return the layer for a weight, rounded.
 
         Args:
-            weight: Floating-point array (out, in).
+            weight: Floating-point array (out, in), or (groups, out, in).
             kind: "int8", with a scale per row, the largest magnitude divided by 127; or "q8_0" or "q4_0", which have
                 the bits of GGUF's types: blocks of 32 along a row, with a float16 scale each.
             bias: Floating-point array (out,), or None.
@@ -67,29 +69,40 @@ class QuantizedLinear(Module):
         """
         check_array("QuantizedLinear", "weight", weight)
         check_kind_of_weights("QuantizedLinear", kind)
-        if kind != "int8" and (len(weight.shape) != 2 or weight.shape[1] % QUANTIZED_BLOCK):
+        if kind != "int8" and (len(weight.shape) < 2 or weight.shape[-1] % QUANTIZED_BLOCK):
             given = f"QuantizedLinear: weight is {spec_of(weight)}"
             raise ShapeError(f"{given}; for {kind!r} its rows must be multiples of {QUANTIZED_BLOCK} long")
         wide = weight if weight.dtype == float64 and kind == "int8" else ops.astype(weight, dtype=float32)
-        return cls(*_ROUNDED[kind](wide), bias, activation)
+        rows = weight.shape[:-1]
+        codes, scale = _ROUNDED[kind](ops.reshape(wide, shape=(math.prod(rows), weight.shape[-1])))
+        codes = ops.reshape(codes, shape=(*rows, codes.shape[1]))
+        return cls(codes, ops.reshape(scale, shape=(*rows, *scale.shape[1:])), bias, activation)
 
-    def __call__(self, x: Array) -> Array:
-        """Return the output (..., out) for an input x (..., in)."""
+    def __call__(self, x: Array, groups: Array | None = None) -> Array:
+        """Return the output (..., out) for an input x (..., in), and for the layer of each row, integers (...)."""
+        if groups is not None:
+            return self.before_activation(x, groups)
         return ops.quantized_linear(x, self.codes, self.scale, self.bias, activation=self.activation)
 
-    def before_activation(self, x: Array) -> Array:
+    def before_activation(self, x: Array, groups: Array | None = None) -> Array:
         """Return the output (..., out) for an input x (..., in), without the activation."""
+        if groups is not None:
+            return ops.quantized_grouped_linear(x, self.codes, self.scale, groups)
         return ops.quantized_linear(x, self.codes, self.scale, self.bias)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """The shape (out, in) of the weight."""
-        rows, columns = self.codes.shape
-        return rows, 2 * columns if self.codes.dtype == uint8 else columns
+    def shape(self) -> tuple[int, ...]:
+        """The shape (out, in) of the weight, or (groups, out, in)."""
+        return quantized_shape(self.codes)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each block of 32 codes has a scale of its own, as in GGUF's types."""
+        return len(self.scale.shape) == len(self.codes.shape)
 
     @property
     def weight(self) -> Array:
-        """The weight (out, in) that the codes stand for, in the layer's dtype."""
+        """The weight, of the layer's shape, that the codes stand for, in the layer's dtype."""
         wide = float64 if self.scale.dtype == float64 else float32
         return ops.astype(dequantized(self.codes, self.scale, wide), dtype=self.dtype)
 

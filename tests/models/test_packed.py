@@ -153,6 +153,20 @@ def test_layers_of_one_array_are_kept_apart(tmp_path):
     np.testing.assert_array_equal(both, weights["model.layers.0.mlp.gate_up_proj.weight"].astype(np.float32))
 
 
+def test_experts_stay_quantized(tmp_path):
+    """Each is a layer in the folder, and all of a block are one in polyarr."""
+    experts = {"n_experts": 3, "experts_per_token": 2, "normalize_experts": True}
+    weights = written(tmp_path, AWQ, LlamaModel({**LLAMA, **experts}), only=("experts",))
+    model = load_pretrained(tmp_path, dtype="float32", keep_quantized=True)
+    wanted = load_pretrained(tmp_path, dtype="float32")
+    layer = model.blocks[0].ff.expert_up
+    assert type(layer) is nn.QuantizedLinear and type(model.blocks[0].ff.router) is nn.Linear
+    due = [weights[f"model.layers.0.block_sparse_moe.experts.{number}.w3.weight"] for number in range(3)]
+    np.testing.assert_array_equal(layer.weight.numpy(), np.stack(due).astype(np.float32))
+    tokens = pa.asarray(TOKENS)
+    np.testing.assert_allclose(model(tokens).numpy(), wanted(tokens).numpy(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["gptq-order", "gptq-8-zeros", "gptq-48"])
 def test_what_cannot_be_kept_is_said_in_one_line(kind, tmp_path):
     weights = written(tmp_path, CONFIGS[kind])

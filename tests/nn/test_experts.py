@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import nn
+from polyarr import nn, ops
+from polyarr.core import watch
 from polyarr.ops.grouped import TILES_PER_GROUP, _tiles
 
 
@@ -30,6 +31,17 @@ def expected(layer, x):
             y += down @ (gated(gate @ row) * (up @ row)) / (1 + np.exp(-weights["shared_gate.weight"][0] @ row))
         found.append(y)
     return np.stack(found)
+
+
+class Products(watch.Observer):
+    """The number of matrices of the second factor of each product."""
+
+    def __init__(self):
+        self.weights = []
+
+    def begun(self, call):
+        if call.op is ops.matrix_product:
+            self.weights.append(call.specs[1].shape[0])
 
 
 def gated(x):
@@ -63,6 +75,50 @@ def test_the_rows_of_a_result_depend_on_no_other_row_to_the_bit(backend):
         np.testing.assert_array_equal(moved, found[order])
 
 
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
+def test_the_rows_of_a_quantized_result_depend_on_no_other_row_to_the_bit(kind, backend):
+    layer, x = nn.QuantizedLinear.of(pa.asarray(normal(4, 33, 64)), kind), normal(90, 64)
+    for rows in (1, 8) if backend.name == "numpy" else (1, 8, 60, 90):
+        groups = np.arange(rows) % 3
+        found = layer(pa.asarray(x[:rows]), pa.asarray(groups)).numpy()
+        order = np.random.default_rng(rows).permutation(rows)
+        np.testing.assert_array_equal(layer(pa.asarray(x[order]), pa.asarray(groups[order])).numpy(), found[order])
+        wanted = np.einsum("rk,rnk->rn", x[:rows], layer.weight.numpy()[groups])
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
+def test_quantized_experts_compute_with_their_dequantized_weights(kind, backend):
+    """Also the gradient; the router has the bits that it had, or other experts would be chosen."""
+    pa.random.seed(0)
+    settings = {"experts": 5, "per_token": 2, "shared": 32, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
+    made = nn.MixtureOfExperts(64, 96, **settings)
+    small = nn.quantised(made, kind)
+    held = {name.rpartition(".")[2] for name in small.named_parameters() if name.startswith("expert_")}
+    assert held == {"codes", "scale"} and small.router.weight is made.router.weight
+    for name in ("expert_gate", "expert_up", "expert_down"):
+        of_one = nn.QuantizedLinear.of(getattr(made, name).weight[3], kind)
+        np.testing.assert_array_equal(getattr(small, name).codes[3].numpy(), of_one.codes.numpy())
+        getattr(made, name).weight = getattr(small, name).weight
+    for name in ("gate", "up", "down"):
+        getattr(made.shared, name).weight = getattr(small.shared, name).weight
+    for rows in (1, 6, 200):
+        x, slope = pa.asarray(normal(rows, 64)), pa.asarray(normal(rows, 64, seed=1))
+        np.testing.assert_allclose(small(x).numpy(), made(x).numpy(), rtol=1e-4, atol=2e-4)
+        grads = [pa.grad(lambda x, m=m, slope=slope: (m(x) * slope).sum())(x).numpy() for m in (small, made)]
+        np.testing.assert_allclose(grads[0], grads[1], rtol=1e-3, atol=1e-3 * np.abs(grads[1]).max())
+
+
+def test_at_most_a_part_of_the_experts_is_dequantized_at_a_time():
+    with pa.use_backend("numpy"):
+        layer = nn.QuantizedLinear.of(pa.asarray(normal(16, 32, 64)), "q4_0")
+        for rows in (2, 40, 1000):
+            products = Products()
+            with watch.observing(products):
+                layer(pa.ones((rows, 64)), pa.asarray(np.arange(rows) % 16))
+            assert 0 < max(products.weights) <= -(-3 * 16 // 8)
+
+
 def test_weights_are_copied_at_most_a_few_times_whatever_the_groups():
     """The number of tiles follows from the shapes, and they fit also if one group has all rows."""
     with pa.use_backend("numpy"):
@@ -94,6 +150,15 @@ def test_wrong_shapes_and_groups_say_what_is_wrong(backend):
         pa.grouped_linear(x, weight, pa.asarray([0, 1]))
     with pytest.raises(IndexError, match="index 4 is out of range for an axis of length 4"):
         pa.grouped_linear(x, weight, pa.asarray([0, 1, 4, 0, 0])).numpy()
+    codes, scale, groups = pa.ones((4, 2, 3), dtype="int8"), pa.ones((4, 2)), pa.asarray([0, 1, 3, 0, 0])
+    with pytest.raises(pa.ShapeError, match=r"\[\.\.\., k\], \[e, n, k\] and \[e, n\] or \[e, n, k / 32\]"):
+        pa.quantized_grouped_linear(x, codes[0], scale, groups)
+    with pytest.raises(pa.ShapeError, match="the axes of groups must be those of x but the last, and e at least 1"):
+        pa.quantized_grouped_linear(x, codes, scale, groups[1:])
+    with pytest.raises(TypeError, match="quantized_grouped_linear: codes is float32"):
+        pa.quantized_grouped_linear(x, weight, scale, groups)
+    with pytest.raises(IndexError, match="index 4 is out of range for an axis of length 4"):
+        pa.quantized_grouped_linear(x, codes, scale, groups + 1).numpy()
 
 
 def test_the_balance_loss_is_least_for_equal_loads():

@@ -22,6 +22,9 @@ MODELS = {
     "gpt2": lambda: GPTModel({**SIZES, "drop_rate": 0.0, "qkv_bias": True, "tie_embeddings": True}),
     "words": lambda: LlamaModel({**LLAMA, "vocab_size": 260}),
     "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),  # permuted rows
+    "experts": lambda: LlamaModel(
+        {**LLAMA, "n_experts": 3, "experts_per_token": 2, "qkv_bias": True, "expert_dim": 32, "shared_dim": 96}
+    ),
     "gemma": lambda: LlamaModel(
         {**LLAMA, "activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 32**0.5, "tie_embeddings": True}
     ),
@@ -51,7 +54,7 @@ def stored(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma", "experts"])
 def test_a_run_keeps_the_bytes_of_a_file(tmp_path, backend, name, kind):
     path = written(tmp_path, name, kind)
     import_model(path, tmp_path / "run", keep_quantized=True, dtype="float32")
