@@ -217,6 +217,9 @@ def _theirs(
     model: LanguageModel, names: list[str], layer: LoRALinear
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield (name, A (R, in), B (rows, R)) for each of the layers that Hugging Face has for one of polyarr's."""
+    if len(layer.base.shape) > 2:
+        yield from zip(names, layer.a.numpy(), layer.b.numpy(), strict=True)
+        return
     bounds = _bounds(model, layer.base.shape[0], len(names))
     a, b, rank = layer.a.numpy(), layer.b.numpy(), layer.b.shape[1]
     if layer.parts and len(names) > 1:
@@ -235,7 +238,11 @@ def _joined(
     model: LanguageModel, layer: Linear, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
-    (rows, columns), (index, shares) = layer.shape, share
+    *experts, rows, columns = layer.shape
+    if experts:
+        halves = [(_checked(n + _A, [rank, columns], tensors), _checked(n + _B, [rows, rank], tensors)) for n in names]
+        return np.stack([a for a, _ in halves]), np.stack([b for _, b in halves]), ()
+    index, shares = share
     found = {}
     for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
         if name + _A in tensors or name + _B in tensors:

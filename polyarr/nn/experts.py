@@ -41,6 +41,10 @@ class GroupedLinear(Module):
         """Return the output (..., out) for an input x (..., in) and the layer of each row, integers (...)."""
         return ops.grouped_linear(x, self.weight, groups)
 
+    def before_activation(self, x: Array, groups: Array) -> Array:
+        """Return the output (..., out), as a call does: there is no activation."""
+        return self(x, groups)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape (groups, out, in) of the weight."""

@@ -25,10 +25,11 @@ class LoRALinear(Module):
     """Linear layer with a low-rank adapter: act(x @ (weight + scale * b @ a).T + bias). Only a and b are trained.
 
     a (rank, in) starts uniform within 1 / sqrt(in_features), b (out, rank) as 0. Both are float32 beside 16-bit
-    weights, which would lose small steps.
+    weights, which would lose small steps. Layers with groups, such as experts, have an adapter each: a (groups, rank,
+    in) and b (groups, out, rank).
 
     Args:
-        base: Linear or QuantizedLinear layer, which is copied and frozen.
+        base: Linear, GroupedLinear or QuantizedLinear layer, which is copied and frozen.
         rank: Rank of the adapter.
         scale: Factor of the adapter.
         dropout: Probability with which training drops an input of the adapter.
@@ -36,7 +37,7 @@ class LoRALinear(Module):
             then (parts * rank, in) and b (all these rows, rank). Empty for one adapter for all rows.
 
     Raises:
-        TypeError: base is not a Linear or QuantizedLinear layer.
+        TypeError: base is not such a layer.
 
     Examples:
         >>> import polyarr as pa
@@ -49,30 +50,32 @@ class LoRALinear(Module):
     """
 
     def __init__(
-        self, base: Linear | QuantizedLinear, rank: int, scale: float, dropout: float = 0.0,
+        self, base: Linear | GroupedLinear | QuantizedLinear, rank: int, scale: float, dropout: float = 0.0,
         parts: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
-        if not isinstance(base, (Linear, QuantizedLinear)):
-            raise TypeError(f"LoRALinear: base is {described(base)}; it must be a Linear or QuantizedLinear layer")
+        if not isinstance(base, (Linear, GroupedLinear, QuantizedLinear)):
+            due = "it must be a Linear, GroupedLinear or QuantizedLinear layer"
+            raise TypeError(f"LoRALinear: base is {described(base)}; {due}")
         self.base = base.copy().freeze()
-        rows, columns = base.shape
+        *groups, rows, columns = base.shape
         self.parts = tuple(parts)
         rows = sum(stop - start for start, stop in self.parts) if parts else rows
-        held = base.weight if isinstance(base, Linear) else base.scale
-        self.a = _beside(held, uniform(max(columns, 1) ** -0.5)((max(len(self.parts), 1) * rank, columns)))
-        self.b = _beside(held, constant(0)((rows, rank)))
+        held = base.scale if isinstance(base, QuantizedLinear) else base.weight
+        self.a = _beside(held, uniform(max(columns, 1) ** -0.5)((*groups, max(len(self.parts), 1) * rank, columns)))
+        self.b = _beside(held, constant(0)((*groups, rows, rank)))
         self.scale, self.drop = scale, Dropout(dropout)
         self.train(base.training)
 
-    def __call__(self, x: Array) -> Array:
-        """Return the output (..., out) for an input x (..., in)."""
-        base = self.base
-        low = ops.linear(ops.linear(self.drop(x), like(self.a, x)), like(self.whole_b(), x))  # (..., out)
-        return ACTIVATIONS[base.activation](base.before_activation(x) + low * self.scale)
+    def __call__(self, x: Array, *groups: Array) -> Array:
+        """Return the output (..., out) for an input x (..., in), and for the group of each row, integers (...)."""
+        base, product = self.base, ops.grouped_linear if groups else ops.linear
+        low = product(self.drop(x), like(self.a, x), *groups)  # (..., rank)
+        low = product(low, like(self.whole_b(), x), *groups)  # (..., out)
+        return ACTIVATIONS[base.activation](base.before_activation(x, *groups) + low * self.scale)
 
     @property
     def weight(self) -> Array:
-        """The weight (out, in) of a Linear layer that computes the same."""
+        """The weight, of the shape of the frozen layer's, of a layer without adapters that computes the same."""
         held = self.base.weight
         change = ops.matmul(self.whole_b(), self.a) * self.scale
         return like(like(held, change) + change, held)
@@ -98,9 +101,13 @@ class LoRALinear(Module):
         """The bias of the frozen layer."""
         return self.base.bias
 
-    def merged(self) -> Linear:
-        """Return a Linear layer that computes the same; a quantized weight is dequantized."""
+    def merged(self) -> Linear | GroupedLinear:
+        """Return a layer without adapters that computes the same; a quantized weight is dequantized."""
         with shapes_only():
+            if len(self.base.shape) > 2:
+                grouped = GroupedLinear(0, 0, 0).train(self.training)
+                grouped.weight = self.weight
+                return grouped
             layer = Linear(0, 0, activation=self.base.activation).train(self.training)
         layer.weight, layer.bias = self.weight, self.bias
         return layer
@@ -109,15 +116,15 @@ class LoRALinear(Module):
 def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None = None, dropout: float = 0.0) -> M:
     """Return a model like the given one that trains only low-rank adapters beside some of its Linear layers.
 
-    At first it computes the same. The given model does not change; the arrays are shared. The weights of experts, which
-    are GroupedLinear layers, have no adapters.
+    At first it computes the same. The given model does not change; the arrays are shared.
 
     Args:
         model: Module with Linear layers.
         rank: Rank of the adapters.
-        match: Pattern with *, ? and [] that the paths of the layers end with. "att.*" matches blocks.0.att.qkv and its
-            like, "*" every layer. "att.q", "att.k" and "att.v" are the parts of att.qkv that make queries, keys and
-            values: "att.[qv]" gives two of them an adapter each.
+        match: Pattern with *, ? and [] that the paths of the layers end with. "att.*" matches blocks.0.att.qkv and
+            its like, "*" every layer, "expert_*" the experts of a mixture, each of which has an adapter of its own.
+            "att.q", "att.k" and "att.v" are the parts of att.qkv that make queries, keys and values: "att.[qv]" gives
+            two of them an adapter each.
         alpha: The factor of the adapters is alpha / rank; None for 1.
         dropout: Probability with which training drops an input of an adapter.
 
@@ -186,7 +193,6 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
     """Return the paths of the layers that match a pattern, and the matching parts of each; () for a whole layer."""
     layers: dict[str, Module] = {}
     replaced(model, layers.setdefault)
-    layers = {path: layer for path, layer in layers.items() if len(getattr(layer, "shape", ())) < 3}  # no experts
     if any(type(layer) is LoRALinear for layer in layers.values()):
         raise ValueError("lora: the model has adapters already; merge_lora puts them into its weights")
     pattern = match.replace(".", "/")
@@ -199,8 +205,6 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
         parts = tuple(rows for name, rows in attention.parts().items() if fits(f"{path}.{name}"))
         if parts and f"{path}.qkv" in layers:
             found.setdefault(f"{path}.qkv", parts)
-    if not found and (experts := [path for path in _grouped(model) if fits(path)]):
-        raise ValueError(f"lora: match is {match!r}; experts, such as {experts[0]}, have no adapters; match others")
     if not found:
         inner = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
         one = f", or of one part, such as {inner[0]}" if inner else ""
@@ -215,14 +219,6 @@ def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAtt
         yield ".".join(map(str, path)), node
     for name, child in (tree.children(node) or {}).items():
         yield from _attentions(child, (*path, name))
-
-
-def _grouped(node: Any, path: tuple = ()) -> Iterator[str]:
-    """Iterate over the paths of the GroupedLinear layers in a tree."""
-    if isinstance(node, GroupedLinear):
-        yield ".".join(map(str, path))
-    for name, child in (tree.children(node) or {}).items():
-        yield from _grouped(child, (*path, name))
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:

@@ -18,6 +18,7 @@ from polyarr.models import (
     load_adapters,
     load_pretrained,
     save_adapters,
+    save_gguf,
     save_pretrained,
 )
 from polyarr.text import byte_tokenizer
@@ -222,6 +223,42 @@ def test_the_load_balancing_loss_is_transformers(name, recompute, backend, tmp_p
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
     save_pretrained(tmp_path / "again", ours)
     assert load_pretrained(tmp_path / "again").config == ours.config
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe"])
+def test_gguf_files_of_mixtures_are_read_by_transformers(name, tmp_path):
+    """Mixtral and OLMoE it does not read."""
+    pytest.importorskip("gguf")
+    settings = {"mlp_only_layers": [], "decoder_sparse_step": 1, "use_sliding_window": False}
+    config = CONFIGS[name]()
+    config.update(settings)
+    theirs, tokens = theirs_of(config), tokens_of(config, 2, 40)
+    theirs.save_pretrained(tmp_path / "folder")
+    with pa.use_backend("numpy"):
+        save_gguf(tmp_path / "a.gguf", load_pretrained(tmp_path / "folder"))
+    found = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="a.gguf", config=config).eval()
+    with torch.no_grad():
+        logits, wanted = (model(torch.tensor(tokens)).logits.numpy() for model in (found, theirs))
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+def test_adapters_of_experts_are_read_by_peft(name, tmp_path):
+    peft = pytest.importorskip("peft")
+    theirs_of(CONFIGS[name]()).save_pretrained(tmp_path / "base")
+    tokens = tokens_of(CONFIGS[name](), 2, 40)
+    with pa.use_backend("numpy"):
+        pa.random.seed(0)
+        plain = load_pretrained(tmp_path / "base")
+        ours = nn.lora(plain, 3, "expert_*", alpha=5).eval()
+        made = {n: 0.2 * pa.random.normal(p.shape) for n, p in ours.named_parameters(only_trainable=True).items()}
+        ours = ours.with_arrays(made)
+        save_adapters(tmp_path / "ours", ours, base=str(tmp_path / "base"))
+        logits, before = (model(pa.asarray(tokens)).numpy() for model in (ours, plain))
+    assert np.abs(logits - before).max() > 0.1
+    found = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(found(torch.tensor(tokens)).logits.numpy(), logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama 3"])

@@ -109,6 +109,36 @@ def test_quantized_experts_compute_with_their_dequantized_weights(kind, backend)
         np.testing.assert_allclose(grads[0], grads[1], rtol=1e-3, atol=1e-3 * np.abs(grads[1]).max())
 
 
+@pytest.mark.parametrize("kind", [None, "q4_0"])
+def test_experts_have_an_adapter_each(kind, backend):
+    """Also beside quantized weights; the output and gradients are those of a mixture with merged weights."""
+    pa.random.seed(0)
+    settings = {"experts": 5, "per_token": 2, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
+    plain = nn.MixtureOfExperts(32, 64, **settings)
+    plain = plain if kind is None else nn.quantised(plain, kind)
+    made = nn.lora(plain, rank=3, match="expert_*", alpha=6)
+    x, slope = pa.asarray(normal(9, 32)), pa.asarray(normal(9, 32, seed=1))
+    np.testing.assert_array_equal(made(x).numpy(), plain(x).numpy())
+    trained = {name: pa.asarray(normal(*p.shape)) for name, p in made.named_parameters(only_trainable=True).items()}
+    shapes = {name: p.shape for name, p in trained.items()}
+    assert shapes["expert_down.a"] == (5, 3, 64) and shapes["expert_down.b"] == (5, 32, 3) and len(shapes) == 6
+    made = made.with_arrays(trained)
+    merged = nn.merge_lora(made)
+    assert type(merged.expert_up) is nn.GroupedLinear
+    one = plain.expert_up.weight[4] + 2 * trained["expert_up.b"][4] @ trained["expert_up.a"][4]
+    np.testing.assert_allclose(merged.expert_up.weight[4].numpy(), one.numpy(), rtol=1e-5, atol=1e-5)
+    for layer, dense in ((made, merged), (made.eval(), merged.eval())):
+        wanted = dense(x).numpy()
+        np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
+    grads, dense = (pa.grad(lambda m: (m(x) * slope).sum())(m) for m in (made, merged))
+    for name in ("expert_gate", "expert_up", "expert_down"):
+        of_weight = getattr(dense, name).weight.numpy()  # of scale * b @ a
+        a, b = (trained[f"{name}.{half}"].numpy() for half in "ab")
+        found = getattr(grads, name)
+        for g, due in ((found.b, 2 * of_weight @ a.swapaxes(1, 2)), (found.a, 2 * b.swapaxes(1, 2) @ of_weight)):
+            np.testing.assert_allclose(g.numpy(), due, rtol=1e-3, atol=1e-4 * np.abs(due).max())
+
+
 def test_at_most_a_part_of_the_experts_is_dequantized_at_a_time():
     with pa.use_backend("numpy"):
         layer = nn.QuantizedLinear.of(pa.asarray(normal(16, 32, 64)), "q4_0")
