@@ -3,6 +3,7 @@
 # fmt: off
 
 from collections.abc import Sequence
+from typing import SupportsComplex
 
 from polyarr.core.array import Array
 from polyarr.ops.catalogue import DType, _Binary, _op, _Unary
@@ -59,7 +60,7 @@ erfcinv: _Unary
 erfcx: _Unary
 erfinv: _Unary
 @_op
-def fill(value: float, like: Array | None = None, *, shape: int | Sequence[int], dtype: DType) -> Array: ...
+def fill(value: float | SupportsComplex, like: Array | None = None, *, shape: int | Sequence[int], dtype: DType) -> Array: ...
 gamma: _Unary
 gammaln: _Unary
 i0: _Unary

@@ -24,7 +24,7 @@ ARRAYS, INTS = "Sequence[Array]", "int | Sequence[int]"
 INPUTS = {  # that are not one array
     "arrays": ARRAYS, "params": ARRAYS, "grads": ARRAYS, "velocity": ARRAYS, "m": ARRAYS, "adamw.v": ARRAYS,
     "lr": "Array | float", "scale": "Array | float", "step": "Array | float", "start": "float", "iota.step": "float",
-    "fill.value": "float", "key": "Array | int", "counter": "Array | int",
+    "fill.value": "float | SupportsComplex", "key": "Array | int", "counter": "Array | int",
     "starts": "Sequence[Array | int]", "rtol": "Array | float",
 }  # fmt: skip
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
@@ -93,6 +93,7 @@ INNER_HEAD = '''"""The ops of inner.py, as type checkers see them."""
 # fmt: off
 
 from collections.abc import Sequence
+from typing import SupportsComplex
 
 from polyarr.core.array import Array
 from polyarr.ops.catalogue import DType, _Binary, _op, _Unary
