@@ -19,12 +19,13 @@ from polyarr.models.folders import CONFIG as MODEL_CONFIG
 from polyarr.models.folders import hint_of_others, read_json
 from polyarr.models.formats import Format, fitting_formats, format_of
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
-from polyarr.nn import Linear, LoRALinear
+from polyarr.nn import GroupedLinear, Linear, LoRALinear, QuantizedLinear
 from polyarr.nn.lora import replaced
 from polyarr.saving.tensor_file import Source, write_arrays
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # prefix and suffixes of a layer's name
+Adaptable = Linear | GroupedLinear | QuantizedLinear
 _FIXED: dict[str, tuple[Any, ...]] = {  # settings that polyarr supports; the first value is the one it writes
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -68,7 +69,7 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
         tensors, used = open_tensors(path / WEIGHTS), set[str]()
         form = next((form for form in forms if _has_all(form, model, tensors)), forms[0])
 
-        def adapted(own: str, layer: Linear | LoRALinear) -> Linear | LoRALinear:
+        def adapted(own: str, layer: Adaptable | LoRALinear) -> Adaptable | LoRALinear:
             if isinstance(layer, LoRALinear):
                 raise ValueError("the model has adapters already; merge_lora puts them into its weights")
             names = [_BEFORE + name for name in _names(form, own)]
@@ -235,11 +236,11 @@ def _theirs(
 
 
 def _joined(
-    model: LanguageModel, layer: Linear, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
+    model: LanguageModel, layer: Adaptable, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
 ) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
-    *experts, rows, columns = layer.shape
-    if experts:
+    rows, columns = layer.shape[-2:]
+    if len(layer.shape) == 3:
         halves = [(_checked(n + _A, [rank, columns], tensors), _checked(n + _B, [rows, rank], tensors)) for n in names]
         return np.stack([a for a, _ in halves]), np.stack([b for _, b in halves]), ()
     index, shares = share

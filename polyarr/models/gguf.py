@@ -25,6 +25,7 @@ from polyarr.models.formats.gguf import (
     tensors_of,
 )
 from polyarr.models.gpt import GPTConfig
+from polyarr.models.llama import LlamaConfig
 from polyarr.models.pretrained import rows_of_parts, sources
 from polyarr.nn import QuantizedLinear, merge_lora
 from polyarr.nn.quantised import quantized_layers
@@ -150,7 +151,9 @@ def _bytes_of(layer: QuantizedLinear, rows: slice, name: str, model: GGUFModel) 
 
 def _without_training(config: Config) -> Config:
     """Return a configuration without the settings that only training has, which are not in GGUF."""
-    return replace(config, **{"drop_rate" if isinstance(config, GPTConfig) else "router_loss": 0.0})
+    if isinstance(config, GPTConfig):
+        return replace(config, drop_rate=0.0)
+    return replace(config, router_loss=0.0) if isinstance(config, LlamaConfig) else config
 
 
 def _kind(library: Any, shape: tuple[int, ...], type: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
+from polyarr.core.op import Op
 from polyarr.core.spec import described, float64, shown
 from polyarr.nn.attention import MultiHeadAttention
 from polyarr.nn.experts import GroupedLinear
@@ -68,7 +69,8 @@ class LoRALinear(Module):
 
     def __call__(self, x: Array, *groups: Array) -> Array:
         """Return the output (..., out) for an input x (..., in), and for the group of each row, integers (...)."""
-        base, product = self.base, ops.grouped_linear if groups else ops.linear
+        base = self.base
+        product: Op = ops.grouped_linear if groups else ops.linear
         low = product(self.drop(x), like(self.a, x), *groups)  # (..., rank)
         low = product(low, like(self.whole_b(), x), *groups)  # (..., out)
         return ACTIVATIONS[base.activation](base.before_activation(x, *groups) + low * self.scale)

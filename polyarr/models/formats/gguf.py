@@ -286,7 +286,8 @@ def _settings(file: Header, found: Architecture) -> dict[str, Any]:
     given = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     if missing := [f"{name}.{key}" for key in _REQUIRED if key not in given]:
         raise ValueError(f"it lacks {', '.join(missing)}")
-    settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given} | found.always
+    settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given}
+    settings |= found.always
     settings["tie_word_embeddings"] = "output.weight" not in file.entries
     settings["vocab_size"] = _rows(file, "token_embd.weight")
     if name == "gpt2":

@@ -33,7 +33,7 @@ class Quantized(NamedTuple):
     def of(cls, codes: Buffer, scale: Buffer) -> Self:
         """Return the weight of these arrays, which may have a leading axis of several weights."""
         bits = 4 if codes.dtype == uint8 else 8
-        return cls(*codes.shape[-2:-1], codes.shape[-1] * 8 // bits, bits, scale.ndim == codes.ndim, scale.dtype)
+        return cls(codes.shape[-2], codes.shape[-1] * 8 // bits, bits, scale.ndim == codes.ndim, scale.dtype)
 
     @property
     def codes(self) -> np.dtype:
