@@ -165,10 +165,10 @@ def test_kernels_for_nothing_else(backend, monkeypatch):
 def test_a_device_without_subnormals_says_so_to_the_kit(backend):
     """In float32, complex64, and bfloat16, which has the same exponents."""
     module, features = import_module("polyarr.backends.opencl"), backend.home.features
-    assert module._dtypes(features._replace(subnormals=True))["flushes"] == set()
-    found = module._dtypes(features._replace(subnormals=False, fp64=False))
-    assert found["flushes"] == {float32, complex64, bfloat16}
-    assert found["dtypes"].isdisjoint({float64, complex128})
+    assert module._dtypes(features._replace(subnormals=True))[1] == set()
+    dtypes, flushes = module._dtypes(features._replace(subnormals=False, fp64=False))
+    assert flushes == {float32, complex64, bfloat16}
+    assert dtypes.isdisjoint({float64, complex128})
 
 
 # ---- little local memory -----------------------------------------------------------------------------------------
