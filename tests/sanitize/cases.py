@@ -451,6 +451,9 @@ def products() -> Iterator[Case]:
                     (array(*shape, dtype=dtype), array(9, 7, dtype=dtype), array(9, dtype=dtype)),
                     backward=True,
                 )
+        for rows in (3, 33):
+            long = array(rows, 71, dtype=dtype), array(9, 71, dtype=dtype)
+            yield Case(f"linear long {dtype} {rows}", ops.linear, long)
     for dtype, rows in (("float32", 1), ("float32", 2), ("float32", 33), ("float16", 1), ("bfloat16", 9)):
         inputs = array(rows, 7, dtype=dtype), whole(5, 7, dtype="int8"), array(5)
         yield Case(f"quantized_linear {dtype} {rows}", ops.quantized_linear, inputs)

@@ -20,7 +20,7 @@ MAX_LOADS_IN_FLIGHT = 4  # vector loads of a column that a work-item issues befo
 MIN_LANES, MAX_LANES = 32, 128  # work-items that reduce one column together
 MIN_COLUMNS_FOR_FEW_LANES = 2**13  # columns from which on fewer lanes per column suffice
 MAX_SKINNY_ROWS = 4  # always skinny up to here; beyond, only if the operand is large and contiguous along k
-MAX_TILED_ROWS = 16  # rows of float32 up to which a CPU computes tiles without packing an operand
+MAX_TILED_ROWS = 32  # rows up to which a CPU computes tiles without packing an operand
 MIN_COLUMNS = 256  # columns from which on all units have some to read
 MAX_SERIAL_TERMS = 128  # terms of one running sum
 ITEMS = 128  # work-items of a GPU's work-group
@@ -116,8 +116,8 @@ def _cpu_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool,
 def _plan_rows(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | None:
-    """Plan a product of a few rows (or columns) of float32 on a CPU; None for others."""
-    fits = dtype == float32 and p.im2col is None and p.x.along_k and p.y.along_k and p.batch == 1
+    """Plan a product of a few rows (or columns) of 16- or 32-bit floats on a CPU; None for others."""
+    fits = dtype in (float32, *NARROW) and p.im2col is None and p.x.along_k and p.y.along_k and p.batch == 1
     return _plan(_rows_shape, device, dtype, p, aligned, epilogue) if fits and min(p.m, p.n) <= MAX_TILED_ROWS else None
 
 
@@ -192,7 +192,7 @@ def _power(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
-FEW_ROWS = Variant("gemv_rows", "up to 16 rows of float32, both operands along k, on CPUs", _plan_rows, "cpu")
+FEW_ROWS = Variant("gemv_rows", "up to 32 rows of 16- or 32-bit floats read along k, on CPUs", _plan_rows, "cpu")
 VARIANTS = (
     FEW_ROWS,
     Variant("gemv", "up to 4 rows or columns, or operands far apart, on CPUs", partial(_plan, _cpu_shape), "cpu"),

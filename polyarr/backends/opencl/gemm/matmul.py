@@ -241,7 +241,8 @@ def _cpu_launch(
     # Scratch memory that a thread used last is in its caches; a work-group's own buffer may come from another core.
     most = min(device.features.local_memory, MAX_LOCAL_PANELS) // itemsize
     local = most if x_packed + y_packed <= most else 0
-    flags = {"FLOAT32": int(dtype == float32), "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
+    in_floats = int(accumulator == "float")
+    flags = {"FLOAT_SUMS": in_floats, "FINISH": int(finish), "DIRECT": int(direct), "LOCAL_ROOM": local}
     program = device.build("matmul_cpu", **epilogue.macros(dtype), **flags, **p.macros, **asdict(params))
     kernel, im2col = kernel_of(program, p)
     panels = 0 if local else workers * (x_packed + y_packed) * itemsize  # bytes

@@ -16,7 +16,7 @@
 //          Matrix b of x begins at x_start + (b / inner) * x_outer + (b % inner) * x_inner; likewise for y
 // Launch   global (groups), local (1); a group takes at_once shares at a time
 // Params   T, ACC, LOAD, STORE     the dtype: see prelude.cl
-//          FLOATING, FLOAT32       1 if the dtype is floating-point, float32
+//          FLOATING, FLOAT_SUMS    1 if the dtype is floating-point, if ACC is float
 //          FINISH                  1 if there is an epilogue: sums are not yet the result
 //          X_ALONG_K, Y_ALONG_K    1 if the operand is contiguous along k
 //          DIRECT                  1 to read x in place; T must be ACC
@@ -29,6 +29,7 @@
 //          ROWS, VECTORS           the register tile
 //          DEPTH, X_BLOCK, Y_BLOCK  lengths of packed blocks along k, m and n
 #include "im2col.cl"
+#include "vectors.cl"
 
 #if LOCAL_ROOM
 #define PANELS __local
@@ -45,13 +46,14 @@ typedef PASTE(ACC, WIDE) vector __attribute__((aligned(4)));
 // A panel holds `width` rows of a matrix: panel[k * width + i] is element (i, k). Missing rows are 0. A transposed
 // store of 8 rows may run past a narrower panel, so every block is followed by spare elements.
 
-#if FLOAT32
+#if FLOAT_SUMS
+DEFINE_READ(8)
 #define LANE(s) (float8)(r0.s, r1.s, r2.s, r3.s, r4.s, r5.s, r6.s, r7.s)
-#define ROW(i) *(__global const float8_unaligned *)(source + MIN(i, last) * step)
+#define ROW(i) read_8(source + MIN(i, last) * step)
 #define TO(k) *(PANELS float8_unaligned *)(panel + (k) * width)
 
 // Transpose 8 rows of 8 elements. Rows after the last one are copies of it, which are overwritten later.
-INLINE void transpose_8x8(__global const float *restrict source, long step, int last, int width,
+INLINE void transpose_8x8(__global const T *restrict source, long step, int last, int width,
                           PANELS float *restrict panel) {
     const float8 r0 = ROW(0), r1 = ROW(1), r2 = ROW(2), r3 = ROW(3);
     const float8 r4 = ROW(4), r5 = ROW(5), r6 = ROW(6), r7 = ROW(7);
@@ -80,7 +82,7 @@ INLINE void pack_elements(__global const T *restrict source, long row_step, long
 INLINE void pack_along_k(__global const T *restrict source, long step, int width, int rows, int depth,
                          PANELS ACC *restrict panel) {
     int k = 0;
-#if FLOAT32
+#if FLOAT_SUMS
     if (rows == width) {
         for (; k + 8 <= depth; k += 8)
             for (int i = 0; i < width; i += 8) {
@@ -97,9 +99,9 @@ INLINE void pack_along_k(__global const T *restrict source, long step, int width
 INLINE void pack_along_rows(__global const T *restrict source, long step, int width, int rows, int from, int to,
                             PANELS ACC *restrict panel) {
     int k = from;
-#if FLOAT32
+#if FLOAT_SUMS
     if (width < 8 && rows >= 8)
-        for (; k < to - 1; k++) TO(k) = *(__global const float8_unaligned *)(source + k * step);
+        for (; k < to - 1; k++) TO(k) = read_8(source + k * step);
 #endif
     if (rows >= width)
         for (; k < to; k++)
