@@ -30,7 +30,7 @@ def follow(folder, steps):
     """Insert each step's lines at the end of its file, or at the start of the table or import that it names."""
     for file, table, lines in steps:
         text = (folder / file).read_text()
-        opening = re.escape(table) if "import" in table else f"{table} = {{"
+        opening = re.escape(table) if "import" in table else rf"{table}(?:: \S.*)? = {{"
         start = re.search(rf"^ *{opening}\n", text, re.M).end() if table else len(text)
         (folder / file).write_text(text[:start] + ("" if table else "\n\n") + lines + text[start:])
 
