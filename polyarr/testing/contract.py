@@ -235,7 +235,7 @@ def _check_adopt(backend: Backend, what: str, view: Callable, host: np.ndarray) 
     _check_reads([x.numpy], expected, f"{place}, comes in")
     if not is_shared(backend, x, given):
         return
-    del owner, given, offered
+    del owner, given, offered, shared
     _reuse_freed_memory(backend, host)
     if gone() is None:
         raise CheckFailure(f"{place}: it is freed while the backend shares its memory")
