@@ -173,6 +173,8 @@ def _twins(op: Op, entry: Entry, dtype: str) -> SearchStrategy[Sample] | None:
         return None
     if op is ops.cross_entropy_and_gradient:  # a number and a matrix
         return None
+    if op is ops.quantized_grouped_linear:  # codes, scales and numbers of groups are no inputs like x
+        return None
     found = _either(op, entry, dtype).filter(lambda sample: any(True for _ in sample.with_twins()))
     return found if _array_inputs(op) > 1 or op.inputs == ("arrays",) else None
 

@@ -320,7 +320,7 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.nn.KeyValueCache(1, 1, 1, 1, "a"), TypeError, "^KeyValueCache: like is a str; it must be a poly"),
         (lambda x: pa.nn.turns(x, 0, 1), ValueError, "^turns: head_size is 0, theta is 10000.0; they must be above 0"),
         (lambda x: pa.nn.turns(None, 2, 1), TypeError, "^turns: like is None; it must be a polyarr array"),
-        (lambda x: pa.nn.LoRALinear(None, 1, 1.0), TypeError, "^LoRALinear: base is None; it must be a Linear or Quan"),
+        (lambda x: pa.nn.LoRALinear(None, 1, 1.0), TypeError, "^LoRALinear: base is None; it must be a Linear, Gro"),
         (lambda x: pa.nn.merge_lora(x), TypeError, r"^merge_lora: model is float32\[2, 3\]; it must be a Module$"),
         (lambda x: pa.nn.quantised([x]), TypeError, "^quantised: model is a list; it must be a Module$"),
         (lambda x: pa.nn.QuantizedLinear.of(None), TypeError, "^QuantizedLinear: weight is None; it must be"),

@@ -182,7 +182,7 @@ def inputs_written_over_that_were_not_given_away(patch):
 
 
 def places_baked_in(patch):
-    patch.setattr(replayed("first_run").FirstRun, "_trace_offset", lambda self, i, buf: buf)
+    patch.setattr(replayed("first_run").FirstRun, "_trace_offset", lambda self, recording, i, buf: buf)
 
 
 def replayed(stem):
