@@ -10,8 +10,11 @@ Needs PyTorch: pip install torch
 """
 
 import argparse
+import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch reads it when imported: its idle threads sleep
 
 import numpy as np
 import report

@@ -1,8 +1,4 @@
-"""Options --json and --png of the benchmarks, and the files that they write.
-
-Benchmarks import this module before PyTorch, whose idle threads then sleep: by default they spin for a while on the
-cores that polyarr's turn needs.
-"""
+"""Options --json and --png of the benchmarks, and the files that they write."""
 
 import argparse
 import datetime
@@ -14,8 +10,6 @@ import sys
 from typing import Any
 
 import polyarr
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # PyTorch reads it when it is imported
 
 WIDTH, ROW = 8, 0.32  # inches: width of a picture, height of each row in it
 

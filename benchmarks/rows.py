@@ -11,12 +11,15 @@ them is the rate of PyTorch's copy of as many bytes. Needs PyTorch: pip install 
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads of PyTorch sleep
 
 import numpy as np
 import report
