@@ -6,6 +6,8 @@
 Rows: a layer's forward pass, and the gradients of its input and of its weight; resnet.py times whole steps. "high" is
 float32 with that precision, for which PyTorch may use tf32. PyTorch uses channels-last memory. polyarr runs on the
 OpenCL device that POLYARR_DEVICE names, PyTorch on CUDA, or on the CPU if that is one. Both alternate in one process.
+On a CPU, PyTorch's threads sleep between its calls, which slows down its small layers; with OMP_WAIT_POLICY=active they
+spin, which slows down polyarr's. A fair figure needs both runs, and the better time of each side.
 Needs PyTorch: pip install torch
 """
 
