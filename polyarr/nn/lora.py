@@ -224,8 +224,7 @@ def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAtt
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:
-    """Return a copy of a tree with change(path, layer) in place of each linear layer, grouped or not, or with adapters.
-    """
+    """Return a copy of a tree with change(path, layer) in place of each linear layer, with or without adapters."""
     if type(node) in (Linear, GroupedLinear, QuantizedLinear, LoRALinear):
         return change(".".join(map(str, path)), node)
     found = tree.children(node)

@@ -97,7 +97,7 @@ class QuantizedLinear(Module):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether each block of 32 codes has a scale of its own, as in GGUF's types."""
+        """True if each block of 32 codes has its own scale, as in GGUF's types, and False if each row has."""
         return len(self.scale.shape) == len(self.codes.shape)
 
     @property
