@@ -1,31 +1,29 @@
 // Skinny GEMM on the matrix units of NVIDIA GPUs from Ampere on (mma.sync): out = activation(x @ y + bias) for few rows
 // of x, in 16-bit floats with float32 sums. It is bound by the bandwidth of y, a weight that is contiguous along k. y may
-// be a quantized weight: its codes become floats in registers, which is exact, and are multiplied by the scales of
-// blocks, rounded to 16 bits; scales of rows multiply the sums.
+// be a quantized weight: its codes become floats in registers, which is exact, and scales multiply float32 sums.
 //
-// A warp multiplies TILES blocks of 16 columns of y by BLOCKS blocks of 8 rows of x; y is the instructions' first
-// operand. Each lane copies 16 bytes of a column at a time to local memory (cp.async), STAGES steps ahead, and reads
-// back what it copied itself: the order of the numbers along k is free, as long as it is the same for x. The WARPS warps
-// of a work-group take steps of STEP along k in turn, and `parts` work-groups share the columns (split-K). All sums are
-// added in a fixed order that does not depend on m, so the bits of a row of out do not depend on the other rows.
+// A work-group multiplies TILES tiles of 16 columns of y by all rows of x; y is the instructions' first operand. Its
+// WARPS warps take steps of STEP along k in turn. A warp copies a step to local memory (cp.async), STAGES steps ahead,
+// and waits for no other warp before the sums are added. Rows of local memory are padded, so that the lanes of a load
+// meet in no bank. A lane takes four neighboring numbers along k where the instructions expect two pairs: the order
+// along k is free, as long as it is the same for x. All sums are added in a fixed order that does not depend on m, so the
+// bits of a row of out do not depend on the other rows.
 //
 // Arrays   x (m, k), y (n, k) of T, whose rows begin at multiples of 16 bytes, k is a multiple of 8; bias (n) of BIAS_T;
-//          of a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32); k is a multiple of 16
-//          sums (groups, parts, outputs of a group) of float and words (groups), 0 before and after, used if SPLIT;
-//          out, saved (m, n) of T, row-major; saved is the input of the activation
-// Launch   global (groups * 32, WARPS, parts), local (32, WARPS, 1); a group has TILES * 16 columns
+//          of a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32); k is a multiple of 16,
+//          and of 64 with IN_BLOCKS; out, saved (m, n) of T, row-major; saved is the input of the activation
+// Launch   global (groups * 32, WARPS), local (32, WARPS); a group has TILES * 16 columns
 // Params   T, LOAD, STORE, KIND    the dtype: see prelude.cl; KIND is its PTX name
-//          TILES, BLOCKS, WARPS    as above; 8 * BLOCKS is at least m
+//          M, TILES, WARPS         as above; M, 1 or a multiple of 8, is at least m
 //          STAGES                  steps of a warp that are in flight
-//          SPLIT                   1 if there are several parts
 //          BIAS, SAVE, ACTIVATION  1 to add bias, to write saved; none, relu, silu, gelu or gelu_tanh
 //          BIAS_T, BIAS_LOAD       the dtype of bias
 //          BITS                    8 or 4 for codes of a quantized weight as in dequantize.cl; else 0
 //          IN_BLOCKS, SCALE_T, SCALE_LOAD   1 for a scale per block of 32 codes, 0 for one per row; its dtype
 //          SCALE_KIND              the PTX name of the dtype of a block's scale, f16 or bf16
 #include "ptx.cl"
-#if !defined(TILES) || !defined(BLOCKS) || !defined(WARPS) || !defined(STAGES) || !defined(SPLIT)
-#error "matmul_skinny.cl needs TILES, BLOCKS, WARPS, STAGES and SPLIT"
+#if !defined(M) || !defined(TILES) || !defined(WARPS) || !defined(STAGES)
+#error "matmul_skinny.cl needs M, TILES, WARPS and STAGES"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(BIAS_T) || !defined(BIAS_LOAD)
 #error "matmul_skinny.cl needs BIAS, SAVE, ACTIVATION, BIAS_T and BIAS_LOAD"
@@ -34,63 +32,64 @@
 #error "matmul_skinny.cl needs BITS, IN_BLOCKS, SCALE_T and SCALE_LOAD"
 #endif
 
+#define BLOCK 32  // numbers along k that two instructions multiply, and that share a scale
 #if BITS
-#define LOADS 1            // of a lane in a step, from each of its columns
-#define EACH (128 / BITS)  // numbers of such a load: 16 bytes
 #define Y_T uchar
+#define STEP 128                  // of k, for a warp
+#define Y_BYTES (STEP * BITS / 8)  // of a column in a step
+#define Y_PITCH (Y_BYTES + 16)     // of a column in local memory
 #define BYTES_OF(count) ((count) * BITS / 8)  // a column is read by bytes
 #else
-#define LOADS 2
-#define EACH 8
 #define Y_T T
+#define STEP 64
+#define Y_BYTES 128
+#define Y_PITCH 160
 #define BYTES_OF(count) (count)
 #endif
-#define STEP (4 * LOADS * EACH)  // of k
-#define X_LOADS (STEP / 4 / 8)   // of a lane in a step, from each of its rows
+#define X_PITCH (STEP * 2 + 32)
 #define COLUMNS (16 * TILES)
-#define ROWS (8 * BLOCKS)
-#define OUTPUTS (COLUMNS * ROWS)
-#define SLOTS (LOADS * 2 * TILES + X_LOADS * BLOCKS)  // loads of a lane in a step
-#define SLOT_BYTES (32 * 16)
+#define TILES_OF_ROWS ((M + 7) / 8)
+#define OUTPUTS (COLUMNS * 8 * TILES_OF_ROWS)
+#define SCALE_WORDS (STEP / 64)  // of a column in a step, two scales each
+#define SCALES_AT (COLUMNS * Y_PITCH)
+#define X_AT (SCALES_AT + (IN_BLOCKS ? COLUMNS * SCALE_WORDS * 4 : 0))
+#define STAGE_BYTES (X_AT + M * X_PITCH)
 
-// Copy 16 bytes to local memory asynchronously, or zeros unless is_used.
-INLINE void copy(uint to, __global const T *from, int is_used) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_used ? 16 : 0) : "memory");
+// Copy 16 or 4 bytes to local memory asynchronously, or zeros unless is_used. Neighbors read what is prefetched.
+INLINE void copy(uint to, __global const void *from, int is_used) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;"
+                 ::"r"(to), "l"(from), "r"(is_used ? 16 : 0) : "memory");
+}
+INLINE void copy_word(uint to, __global const void *from, int is_used) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_used ? 4 : 0) : "memory");
 }
 #define COMMIT() asm volatile("cp.async.commit_group;" ::: "memory")
 #define AWAIT_COPIES() asm volatile("cp.async.wait_group " TEXT(STAGES) " - 1;" ::: "memory")
+#define AWAIT_WARP() asm volatile("bar.warp.sync 0xffffffff;" ::: "memory")
 
-// The numbers of a lane in a step: position along k, and whether they are there.
-#define AT(step, l) ((step) * STEP + (l) * (STEP / LOADS) + lane % 4 * EACH)
-#define X_AT(step, l) (BITS ? AT(step, 0) + (l) * 8 : AT(step, l))
-#define IS_USED(step, l) ((step) < end && AT(step, l) < k)
-#define COPY_Y(stage, step) \
-    UNROLL for (int l = 0; l < LOADS; l++) UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int h = 0; h < 2; h++) \
-        copy(own_address + ((stage) * SLOTS + (l * TILES + i) * 2 + h) * SLOT_BYTES, \
-             (__global const T *)(columns[i][h] + BYTES_OF(AT(step, l))), IS_USED(step, l));
-#define COPY_X(stage, step) \
-    UNROLL for (int l = 0; l < X_LOADS; l++) UNROLL for (int j = 0; j < BLOCKS; j++) \
-        copy(own_address + ((stage) * SLOTS + 2 * LOADS * TILES + l * BLOCKS + j) * SLOT_BYTES, \
-             rows[j] + X_AT(step, l), (step) < end && X_AT(step, l) < k && j * 8 + row < m);
-
+// The copies of a step: each lane has a piece of 16 bytes of several columns, then of several rows, then words of scales.
+#define PIECES (Y_BYTES / 16)
+#define EACH_OF_Y UNROLL for (int i = 0, c = lane / PIECES; i < COLUMNS * PIECES / 32; i++, c += 32 / PIECES)
+#define X_PIECES (STEP / 8)
+#define EACH_OF_X UNROLL for (int i = 0, r = lane / X_PIECES; i < (M * X_PIECES + 31) / 32; i++, r += 32 / X_PIECES)
+#define EACH_OF_SCALES UNROLL for (int p = lane; p < COLUMNS * SCALE_WORDS; p += 32)
 #if IN_BLOCKS
-// The scale of a lane's block is copied with its neighbor, a word together. scales[i][h]: index of a column's first.
-#define SCALE_AT(step, i, h) (scales[i][h] + AT(step, 0) / 32)
-INLINE void copy_word(uint to, __global const SCALE_T *from, int is_used) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_used ? 4 : 0) : "memory");
-}
-INLINE float scale_of(ushort bits) {
-    float v;
-    asm("cvt.f32." TEXT(SCALE_KIND) " %0, %1;" : "=f"(v) : "h"(bits));
-    return v;
-}
-#define COPY_SCALES(stage, step) \
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int h = 0; h < 2; h++) \
-        copy_word(factors_address + ((stage) * 2 * TILES + i * 2 + h) * 128, \
-                  scale + SCALE_AT(step, i, h) / 2 * 2, IS_USED(step, 0));
+#define COPY_SCALES(to, step) \
+    EACH_OF_SCALES { \
+        const int at = (step) * (STEP / BLOCK) + p % SCALE_WORDS * 2; \
+        copy_word((to) + SCALES_AT + p * 4, \
+                  scale + (long)MIN(first + p / SCALE_WORDS, n - 1) * (k / BLOCK) + at, at * BLOCK < k); \
+    }
 #else
-#define COPY_SCALES(stage, step)
+#define COPY_SCALES(to, step)
 #endif
+#define COPY(to, step) { \
+        const int y_at = (step) * STEP + lane % PIECES * (STEP / PIECES), x_at = (step) * STEP + lane % X_PIECES * 8; \
+        EACH_OF_Y copy((to) + c * Y_PITCH + lane % PIECES * 16, columns[i] + BYTES_OF(y_at), y_at < k); \
+        EACH_OF_X if (r < m) \
+            copy((to) + X_AT + r * X_PITCH + lane % X_PIECES * 16, x + (long)r * x_row + x_at, x_at < k); \
+        COPY_SCALES(to, step) \
+    }
 
 #if BITS
 INLINE uint fma_pair(uint x, uint y, uint z) {
@@ -103,6 +102,11 @@ INLINE uint chosen_bytes(uint v, uint selector) {
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(found) : "r"(v), "r"(selector));
     return found;
 }
+INLINE uint masked_or(uint v, uint mask, uint bits) {
+    uint found;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(found) : "r"(v), "r"(mask), "r"(bits));
+    return found;
+}
 // Bits of two floats: 1 and -1, and a power of two whose next floats are one apart, so that it holds a code in its bits.
 #define IS_BF16_bf16 1
 #define IS_BF16_f16 0
@@ -111,158 +115,107 @@ INLINE uint chosen_bytes(uint v, uint selector) {
 #define IS_BF16 JOINED(IS_BF16_, KIND)
 #define ONES (IS_BF16 ? 0x3f803f80u : 0x3c003c00u)
 #define HOLDER (IS_BF16 ? 0x43004300u : 0x64006400u)
-#define NEGATIVE 0x80008000u  // two signs, or zeros that change no sum
-
-// Widen the codes of one word of a column to pairs of floats, four codes to two pairs.
-#if BITS == 8
-#define PAIRS 2
-INLINE void widen_codes(uint *pairs, uint word) {
-    UNROLL for (int i = 0; i < 2; i++) {
-        const uint each = chosen_bytes(word, i ? 0x4342 : 0x4140);
-        const uint low = (each & 0x007f007fu) | HOLDER, sign = (each & 0x00800080u) | HOLDER;
-        pairs[i] = fma_pair(sign, ONES | NEGATIVE, low);  // a set sign bit stands for -128
-    }
-}
-#else
-#define PAIRS 4
-INLINE void widen_codes(uint *pairs, uint word) {
-    const uint each = chosen_bytes(word, 0x3120);
-    UNROLL for (int i = 0; i < 4; i++)
-        pairs[i] = fma_pair((each >> (i % 2 * 8 + i / 2 * 4) & 0x000f000fu) | HOLDER, ONES, HOLDER | 0x80088008u);
-}
+#define NEGATIVE 0x80008000u  // two signs
 #endif
+
+// Load a lane's numbers of a block of a column as four pairs of floats: two of each half of the block.
+INLINE void load_pairs(uint *pairs, __local const char *column, int block, int quarter) {
+#if BITS == 4
+    const uint each = chosen_bytes(*(__local const uint *)(column + block * 16 + quarter * 4), 0x3120);
+    UNROLL for (int i = 0; i < 4; i++)
+        pairs[i] = fma_pair(masked_or(each >> (i % 2 * 8 + i / 2 * 4), 0x000f000fu, HOLDER), ONES, HOLDER | 0x80088008u);
+#elif BITS == 8
+    UNROLL for (int i = 0; i < 4; i++) {
+        const uint word = *(__local const uint *)(column + block * 32 + i / 2 * 16 + quarter * 4);
+        const uint each = chosen_bytes(word, i % 2 ? 0x4342 : 0x4140), low = masked_or(each, 0x007f007fu, HOLDER);
+        pairs[i] = fma_pair(masked_or(each, 0x00800080u, HOLDER), ONES | NEGATIVE, low);  // a set sign stands for -128
+    }
+#else
+    UNROLL for (int i = 0; i < 2; i++) {
+        const uint2 both = *(__local const uint2 *)(column + block * 64 + i * 32 + quarter * 8);
+        pairs[2 * i] = both.x, pairs[2 * i + 1] = both.y;
+    }
+#endif
+}
+#if IN_BLOCKS
+// The scale of a block of a column.
+INLINE float scale_of(__local const uint *words, int block) {
+    float v;
+    const ushort bits = words[block / 2] >> block % 2 * 16;
+    asm("cvt.f32." TEXT(SCALE_KIND) " %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
 #endif
 
 __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
         __global const T *restrict x, __global const Y_T *restrict y, __global const SCALE_T *restrict scale,
-        __global const BIAS_T *restrict bias, __global float *restrict sums, __global uint *restrict words,
-        __global T *restrict out, __global T *restrict saved, const long x_start, const long y_start, const int m, const int n, const int k,
-        const int x_row, const int y_row) {
-    __local uint4 stored[WARPS * STAGES * SLOTS * 32];  // each lane reads what it has copied itself
+        __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved, const long x_start,
+        const long y_start, const int m, const int n, const int k, const int x_row, const int y_row) {
+    __local uint4 stored[WARPS * STAGES * STAGE_BYTES / 16];
     const int lane = get_local_id(0), warp = get_local_id(1), flat = warp * 32 + lane;
-    const int first = get_group_id(0) * COLUMNS, row = lane / 4;
-    const int part = get_group_id(2), parts = get_num_groups(2), steps = (k + STEP - 1) / STEP;
-    const int begin = (int)((long)steps * part / parts), end = (int)((long)steps * (part + 1) / parts);
-    __local const uint4 *own = stored + warp * (STAGES * SLOTS * 32) + lane;
-    const uint own_address = local_address(own);
-    __global const Y_T *columns[TILES][2];
-    __global const T *rows[BLOCKS];
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int h = 0; h < 2; h++)
-        columns[i][h] = y + y_start + (long)MIN(first + i * 16 + h * 8 + row, n - 1) * y_row;
-#if IN_BLOCKS
-    __local uint factors[WARPS * STAGES * 2 * TILES * 32];
-    __local const uint *own_factors = factors + warp * (STAGES * 2 * TILES * 32) + lane;
-    const uint factors_address = local_address(own_factors);
-    long scales[TILES][2];
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int h = 0; h < 2; h++)
-        scales[i][h] = (long)MIN(first + i * 16 + h * 8 + row, n - 1) * (k / 32);
-#endif
-    UNROLL for (int j = 0; j < BLOCKS; j++) rows[j] = x + x_start + (long)MIN(j * 8 + row, m - 1) * x_row;
+    const int first = get_group_id(0) * COLUMNS, own = lane / 4, quarter = lane % 4, steps = (k + STEP - 1) / STEP;
+    __local const char *mine = (__local const char *)stored + warp * STAGES * STAGE_BYTES;
+    const uint address = local_address(mine);
+    x += x_start;
+    __global const Y_T *columns[COLUMNS * PIECES / 32];
+    EACH_OF_Y columns[i] = y + y_start + (long)MIN(first + c, n - 1) * y_row;
 
     UNROLL for (int s = 0; s < STAGES; s++) {
-        COPY_Y(s, begin + warp + s * WARPS)
-        COPY_X(s, begin + warp + s * WARPS)
-        COPY_SCALES(s, begin + warp + s * WARPS)
+        if (warp + s * WARPS < steps) COPY(address + s * STAGE_BYTES, warp + s * WARPS)
         COMMIT();
     }
-    float sum[TILES][BLOCKS][4];
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < BLOCKS; j++) UNROLL for (int e = 0; e < 4; e++)
-        sum[i][j][e] = 0;
+    float sum[TILES][TILES_OF_ROWS][4];
+    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
+        UNROLL for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
     int stage = 0;
-    for (int step = begin + warp; step < end; step += WARPS) {
+    for (int step = warp; step < steps; step += WARPS) {
         AWAIT_COPIES();
-        __local const uint4 *loaded = own + stage * (SLOTS * 32);
-#if BITS
-        uint4 left[X_LOADS][BLOCKS];
-        UNROLL for (int l = 0; l < X_LOADS; l++) UNROLL for (int j = 0; j < BLOCKS; j++)
-            left[l][j] = loaded[(2 * TILES + l * BLOCKS + j) * 32];
-        UNROLL for (int i = 0; i < TILES; i++) {
-            uint given[2][4];
-            UNROLL for (int h = 0; h < 2; h++) {
-                const uint4 v = loaded[(i * 2 + h) * 32];
-                given[h][0] = v.x, given[h][1] = v.y, given[h][2] = v.z, given[h][3] = v.w;
+        AWAIT_WARP();
+        __local const char *loaded = mine + stage * STAGE_BYTES;
+        UNROLL for (int b = 0; b < STEP / BLOCK; b++) {
+            uint right[TILES_OF_ROWS][4];
+            UNROLL for (int j = 0; j < TILES_OF_ROWS; j++) UNROLL for (int i = 0; i < 2; i++) {
+                const uint2 both = *(__local const uint2 *)(
+                    loaded + X_AT + MIN(j * 8 + own, m - 1) * X_PITCH + b * 64 + i * 32 + quarter * 8);
+                right[j][2 * i] = both.x, right[j][2 * i + 1] = both.y;
             }
-#if IN_BLOCKS
-            uint factor[2];
-            UNROLL for (int h = 0; h < 2; h++) {
-                const uint word = own_factors[(stage * 2 * TILES + i * 2 + h) * 32];
-                const float f = scale_of(SCALE_AT(step, i, h) % 2 ? word >> 16 : word);
-                factor[h] = pack_pair(f, f);
-            }
-#endif
-            UNROLL for (int word = 0; word < 4; word++) {
-                uint pairs[2][PAIRS];
-                UNROLL for (int h = 0; h < 2; h++) {
-                    widen_codes(pairs[h], given[h][word]);
-#if IN_BLOCKS
-                    UNROLL for (int p = 0; p < PAIRS; p++) pairs[h][p] = fma_pair(pairs[h][p], factor[h], NEGATIVE);
-#endif
-                }
-                // Four numbers along k at a time; of 4 bits, those of a word lie in both halves of a block.
-                UNROLL for (int p = 0; p < PAIRS / 2; p++) {
-                    const uint quad[4] = {pairs[0][2 * p], pairs[1][2 * p], pairs[0][2 * p + 1], pairs[1][2 * p + 1]};
-                    const int at = word + 4 * p;
-                    UNROLL for (int j = 0; j < BLOCKS; j++) {
-                        const uint4 v = left[at / 2][j];
-                        const uint pair[2] = {at % 2 ? v.z : v.x, at % 2 ? v.w : v.y};
-                        mma(sum[i][j], quad, pair);
+            UNROLL for (int i = 0; i < TILES; i++) {
+                __local const char *column = loaded + (i * 16 + own) * Y_PITCH;
+                uint low[4], high[4];
+                load_pairs(low, column, b, quarter);
+                load_pairs(high, column + 8 * Y_PITCH, b, quarter);
+                UNROLL for (int j = 0; j < TILES_OF_ROWS; j++) {
+                    float part[4] = {0, 0, 0, 0};
+                    UNROLL for (int p = 0; p < 4; p += 2) {
+                        const uint quad[4] = {low[p], high[p], low[p + 1], high[p + 1]};
+                        mma(IN_BLOCKS ? part : sum[i][j], quad, right[j] + p);
                     }
+#if IN_BLOCKS
+                    __local const uint *words = (__local const uint *)(loaded + SCALES_AT) + (i * 16 + own) * SCALE_WORDS;
+                    UNROLL for (int e = 0; e < 4; e++)
+                        sum[i][j][e] = fma(part[e], scale_of(words + e / 2 * 8 * SCALE_WORDS, b), sum[i][j][e]);
+#endif
                 }
             }
         }
-#else
-        UNROLL for (int l = 0; l < LOADS; l++) UNROLL for (int i = 0; i < TILES; i++) {
-            const uint4 low = loaded[((l * TILES + i) * 2) * 32], high = loaded[((l * TILES + i) * 2 + 1) * 32];
-            const uint first_half[4] = {low.x, high.x, low.y, high.y}, second_half[4] = {low.z, high.z, low.w, high.w};
-            UNROLL for (int j = 0; j < BLOCKS; j++) {
-                const uint4 v = loaded[(2 * LOADS * TILES + l * BLOCKS + j) * 32];
-                const uint first_pair[2] = {v.x, v.y}, second_pair[2] = {v.z, v.w};
-                mma(sum[i][j], first_half, first_pair);
-                mma(sum[i][j], second_half, second_pair);
-            }
-        }
-#endif
-        COPY_Y(stage, step + STAGES * WARPS)
-        COPY_X(stage, step + STAGES * WARPS)
-        COPY_SCALES(stage, step + STAGES * WARPS)
+        AWAIT_WARP();
+        if (step + STAGES * WARPS < steps) COPY(address + stage * STAGE_BYTES, step + STAGES * WARPS)
         COMMIT();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
     barrier(CLK_LOCAL_MEM_FENCE);  // the sums take the place of what was loaded
     __local float *total = (__local float *)stored;
 
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < BLOCKS; j++) UNROLL for (int e = 0; e < 4; e++)
-        total[((warp * TILES + i) * BLOCKS + j) * 128 + e * 32 + lane] = sum[i][j][e];
+    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
+        UNROLL for (int e = 0; e < 4; e++)
+            total[((warp * TILES + i) * TILES_OF_ROWS + j) * 128 + e * 32 + lane] = sum[i][j][e];
     barrier(CLK_LOCAL_MEM_FENCE);
-#if SPLIT
-    __local int is_last;
-    __global float *shared = sums + (size_t)get_group_id(0) * parts * OUTPUTS;
-    for (int o = flat; o < OUTPUTS; o += WARPS * 32) {
-        float v = 0;
-        UNROLL for (int w = 0; w < WARPS; w++) v += total[w * OUTPUTS + o];
-        shared[part * OUTPUTS + o] = v;
-    }
-    FENCE_GPU();
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (!flat) {
-        is_last = atomic_inc(words + get_group_id(0)) == parts - 1;
-        if (is_last) words[get_group_id(0)] = 0;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (!is_last) return;
-    FENCE_GPU();
-#endif
-    for (int o = flat; o < OUTPUTS; o += WARPS * 32) {
+    for (int o = flat; o < COLUMNS * m; o += WARPS * 32) {
         const int c = o % COLUMNS, r = o / COLUMNS, column = first + c;
-        if (r >= m || column >= n) continue;
-        const int at = ((c / 16 * BLOCKS + r / 8) * 4 + c / 8 % 2 * 2 + r % 2) * 32 + c % 8 * 4 + r % 8 / 2;
+        if (column >= n) continue;
+        const int at = ((c / 16 * TILES_OF_ROWS + r / 8) * 4 + c / 8 % 2 * 2 + r % 2) * 32 + c % 8 * 4 + r % 8 / 2;
         float v = 0;
-#if SPLIT
-        for (int p = 0; p < parts; p++) v += shared[p * OUTPUTS + at];
-#else
         UNROLL for (int w = 0; w < WARPS; w++) v += total[w * OUTPUTS + at];
-#endif
 #if BITS && !IN_BLOCKS
         v *= SCALE_LOAD(scale, column);
 #endif

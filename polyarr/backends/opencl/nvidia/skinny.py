@@ -10,68 +10,70 @@ from polyarr.backends.opencl.nvidia.product_check import check
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
-from polyarr.core.spec import Spec, bfloat16, float16, float32
+from polyarr.core.spec import bfloat16, float16
 
 KINDS = {bfloat16: "bf16", float16: "f16"}
-MIN_ROWS, MAX_ROWS = 2, 32  # one row is faster by the GEMV kernel, more than 32 by larger tiles
+MAX_ROWS = 32  # more are faster by larger tiles
 MIN_COLUMNS = 256
-TILES, WARPS = 2, 4  # of a work-group: blocks of y, and warps
-COLUMNS, ROWS, STEP, PIECE = 16 * TILES, 8, 64, 8  # of a work-group, of a block of x, along k, and of a 16-byte load
-MAX_DEEP_ROWS = 16  # rows up to which four steps of a warp are in flight
-GROUPS_PER_UNIT = 2  # work-groups that a multiprocessor runs at a time
+TILE, PIECE = 16, 8  # columns of a tile, and numbers of a 16-byte load
+STEPS = {16: 64, 8: 128, 4: 128}  # of k, for a warp, by the bits of a number of the weight
+MANY_COLUMNS, VERY_MANY, FEW = 48, 96, 20  # columns of a weight, per multiprocessor
 
 
-def parts_of(n: int, k: int, units: int) -> int:
-    """Return the number of work-groups that share columns. It does not depend on the rows, so neither do their bits."""
-    return max(1, min(GROUPS_PER_UNIT * units // blocks_in(n, COLUMNS), blocks_in(k, STEP) // WARPS))
+def shape_of(n: int, k: int, rows: int, bits: int, units: int) -> dict[str, int]:
+    """Choose how work-groups multiply so many rows by a weight (n, k) of so many bits per number.
+
+    How many warps split k does not depend on the rows, so neither do the bits of a result.
+    """
+    steps = blocks_in(k, STEPS[bits])
+    warps = min(4 if n >= MANY_COLUMNS * units else 8, _power(steps))
+    tiles = 4 if n >= VERY_MANY * units else 2 if n >= FEW * units else 1
+    kept = 1 if rows == 1 else blocks_in(rows, 8) * 8
+    stages = min(3 if tiles == 1 and kept <= 16 else 2, blocks_in(steps, warps))
+    return {"M": kept, "TILES": tiles, "WARPS": warps, "STAGES": stages}
+
+
+def _power(length: int) -> int:
+    """Return the smallest power of two that is at least length."""
+    return 1 << max(length - 1, 0).bit_length()
+
+
+def work_of(n: int, macros: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the work-items and the size of a work-group."""
+    return (blocks_in(n, TILE * macros["TILES"]) * 32, macros["WARPS"]), (32, macros["WARPS"])
 
 
 def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """Plan a product; None if this kernel does not accept it or fails its check on this device."""
-    if dtype not in KINDS or p.batch > 1 or not MIN_ROWS <= p.m <= MAX_ROWS or p.n < MIN_COLUMNS or not all(aligned):
+    if dtype not in KINDS or p.batch > 1 or p.m > MAX_ROWS or p.n < MIN_COLUMNS or not all(aligned):
         return None
     if p.im2col or not (p.x.along_k and p.y.along_k) or (p.k | p.x.kept | p.y.kept) % PIECE or not p.k:
         return None
     if not is_sound(device, VARIANT):
         return None
-    parts = parts_of(p.n, p.k, device.features.compute_units)
-    macros = _macros(dtype, p.m, parts, epilogue)
+    macros = _macros(dtype, shape_of(p.n, p.k, p.m, 16, device.features.compute_units), epilogue)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None
-    return _launch(device, p, parts, macros)
+    return _launch(device, macros, p)
 
 
-def _macros(dtype: np.dtype, rows: int, parts: int, epilogue: Epilogue) -> dict[str, Any]:
-    stages = 4 if rows <= MAX_DEEP_ROWS else 2
-    shape = {"TILES": TILES, "WARPS": WARPS, "BLOCKS": blocks_in(rows, ROWS), "STAGES": stages}
+def _macros(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dict[str, Any]:
     own = types(dtype)
     named = {f"{name}_{of}": own[of] for name in ("SCALE", "BIAS") for of in ("T", "LOAD")}
-    plain = {"BITS": 0, "IN_BLOCKS": 0, **named}
-    return {**epilogue.macros(dtype), **plain, **shape, "SPLIT": int(parts > 1), "KIND": KINDS[dtype]}
+    return {**epilogue.macros(dtype), "BITS": 0, "IN_BLOCKS": 0, **named, **shape, "KIND": KINDS[dtype]}
 
 
-def _launch(device: Device, p: Problem, parts: int, macros: dict[str, Any]) -> Plan:
-    kernel, words = device.build("matmul_skinny", **macros).matmul, device.plans[words_of]()
-    groups = blocks_in(p.n, COLUMNS)
-    work, group = (groups * 32, WARPS, parts), (32, WARPS, 1)
+def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
+    kernel, (work, group) = device.build("matmul_skinny", **macros).matmul, work_of(p.n, macros)
     scalars = p.m, p.n, p.k, p.x.kept, p.y.kept
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
-        x, y, bias, sums, out, saved = arrays
-        kernel(work, group, x, y, None, bias, sums, words, out, saved, x_start, y_start, *scalars)
+        x, y, bias, _, out, saved = arrays
+        kernel(work, group, x, y, None, bias, out, saved, x_start, y_start, *scalars)
 
-    outputs = COLUMNS * macros["BLOCKS"] * ROWS
-    return Plan(launch, Spec((groups, parts, outputs), float32) if parts > 1 else None)
-
-
-def words_of(device: Device) -> Any:
-    """Allocate the counters by which work-groups that share columns find out which is the last.
-
-    They are 0 between kernels, which run in order.
-    """
-    return device.empty_words(GROUPS_PER_UNIT * device.features.compute_units)
+    return Plan(launch, None)
 
 
 def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
@@ -80,12 +82,13 @@ def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Ep
     Raises:
         BackendError: A result is wrong, or memory outside the result was written.
     """
+    shape = 1, checked_rows(macros), 2120  # of k: no whole number of steps
+    check(device, dtype, (1, 1), 259, epilogue, partial(_launch, device, macros), shape=shape)
 
-    def plan_of(p: Problem) -> Plan:
-        return _launch(device, p, 3 if macros["SPLIT"] else 1, macros)
 
-    device.plans[words_of]()  # it is kept, so it must not lie between canaries
-    check(device, dtype, (1, 1), 259, epilogue, plan_of, shape=(1, ROWS * macros["BLOCKS"] - 1, 456))
+def checked_rows(macros: dict[str, Any]) -> int:
+    """Return the rows of a check: one less than a program has room for, if that is more than one."""
+    return max(macros["M"] - 1, 1)
 
 
 def _trial(device: Device) -> None:
@@ -94,12 +97,12 @@ def _trial(device: Device) -> None:
     Raises:
         BackendError: A program does not build or computes a wrong result.
     """
-    for dtype, rows, parts in ((bfloat16, 16, 3), (float16, 32, 1)):
-        epilogue = Epilogue(True, "relu", True)
-        _check(device, dtype, _macros(dtype, rows, parts, epilogue), epilogue)
+    for dtype, rows, n in ((bfloat16, 16, 2**13), (float16, 8, 2**9)):
+        shape, epilogue = shape_of(n, 2**11, rows, 16, device.features.compute_units), Epilogue(True, "relu", True)
+        _check(device, dtype, _macros(dtype, shape, epilogue), epilogue)
 
 
 VARIANT = Variant(
-    "skinny", "float16 and bfloat16, 2 to 32 rows and a weight read along k, on NVIDIA GPUs from Ampere on", plan,
+    "skinny", "float16 and bfloat16, up to 32 rows and a weight read along k, on NVIDIA GPUs from Ampere on", plan,
     may_suit=lambda features: features.architecture >= 80, stem="matmul_skinny", trial=_trial,
 )  # fmt: skip
