@@ -1,7 +1,7 @@
 """Decoding speed of language models, token by token: eager, captured by polyarr.compile, and compared with PyTorch.
 
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
-                                [--turns 5] [--threads 2] [--int8]
+                                [--turns 5] [--threads 2] [--weights int8,q8_0,q4_0]
     python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16] [--torch-compile]
     python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16
     either with                 [--json FILE] [--png FILE]
@@ -237,7 +237,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=128, help="of a text")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--int8", action="store_true", help="captured with weights of a byte each, too")
+    parser.add_argument("--weights", default="", help="captured with quantized weights, too: int8, q8_0, q4_0")
     parser.add_argument("--threads", type=int, default=2, help="for PyTorch")
     parser.add_argument("--torch-device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--torch-compile", action="store_true", help="compare with torch.compile and CUDA graphs, too")
@@ -253,8 +253,8 @@ def main():
         "captured": Polyarr(narrow, options.batch_size, lambda fn: pa.compile(fn, donate="caches")),
         "eager": Polyarr(narrow, options.batch_size, lambda fn: fn),
     }
-    if options.int8:
-        writers["int8"] = Polyarr(narrow.quantised(), options.batch_size, writers["captured"].way)
+    for kind in filter(None, options.weights.split(",")):
+        writers[kind] = Polyarr(narrow.quantised(kind), options.batch_size, writers["captured"].way)
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:
