@@ -9,8 +9,9 @@ from polyarr.core.spec import Spec
 from polyarr.core.watch import Call
 
 
-def _product(out: Spec, x: Spec, *_: Any, **params: Any) -> float:
-    return 2 * out.size * x.shape[-1]
+def _product(out: Spec, x: Spec, *others: Any, **params: Any) -> float:
+    products = sum(type(other) is tuple for other in others) or 1  # a fused step has a tuple for each weight
+    return 2 * out.size * x.shape[-1] * products
 
 
 def _attention(out: Spec, q: Spec, k: Spec, *_: Any, causal: bool = False, **params: Any) -> float:

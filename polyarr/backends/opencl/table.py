@@ -10,7 +10,7 @@ from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
 from polyarr.backends.opencl.fft import spectra
-from polyarr.backends.opencl.gemm import grouped, linear, matmul, quantized_linear
+from polyarr.backends.opencl.gemm import gated_linear, grouped, linear, matmul, quantized_linear
 from polyarr.backends.opencl.indexing import embedding, index, segments
 from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
@@ -110,6 +110,7 @@ def families() -> dict[str, tuple[Any, ...]]:
     return {
         "gemm": (*own.gemv, *own.gemm, *matmul.VARIANTS),
         "quantized linear": (*own.quantized, *quantized_linear.VARIANTS),
+        "gated linear": (*own.gated, *gated_linear.VARIANTS),
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),
         "conv": (conv.DEPTHWISE, *own.convolution, conv.GROUPED, conv.IM2COL),

@@ -1,6 +1,7 @@
 // Skinny GEMM on the matrix units of NVIDIA GPUs from Ampere on (mma.sync): out = activation(x @ y + bias) for few rows
 // of x, in 16-bit floats with float32 sums. It is bound by the bandwidth of y, a weight that is contiguous along k. y may
-// be a quantized weight: its codes become floats in registers, which is exact, and scales multiply float32 sums.
+// be a quantized weight: its codes become floats in registers, which is exact, and scales multiply float32 sums. With
+// GATED it is activation(x @ y + bias) * (x @ up + up_bias), with each factor rounded to T, as in a gated feed-forward.
 //
 // A work-group multiplies TILES tiles of 16 columns of y by all rows of x; y is the instructions' first operand. Its
 // WARPS warps take steps of STEP along k in turn. A warp copies a step to local memory (cp.async), STAGES steps ahead,
@@ -11,19 +12,21 @@
 //
 // Arrays   x (m, k), y (n, k) of T, whose rows begin at multiples of 16 bytes, k is a multiple of 8; bias (n) of BIAS_T;
 //          of a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32); k is a multiple of 16,
-//          and of 64 with IN_BLOCKS; out, saved (m, n) of T, row-major; saved is the input of the activation
+//          and of 64 with IN_BLOCKS; out, saved (m, n) of T, row-major; saved is the input of the activation; up,
+//          up_scale and up_bias, used if GATED, are like y, scale and bias
 // Launch   global (groups * 32, WARPS), local (32, WARPS); a group has TILES * 16 columns
 // Params   T, LOAD, STORE, KIND    the dtype: see prelude.cl; KIND is its PTX name
 //          M, TILES, WARPS         as above; M, 1 or a multiple of 8, is at least m
 //          STAGES                  steps of a warp that are in flight
+//          GATED                   1 to multiply by the product with a second weight
 //          BIAS, SAVE, ACTIVATION  1 to add bias, to write saved; none, relu, silu, gelu or gelu_tanh
 //          BIAS_T, BIAS_LOAD       the dtype of bias
 //          BITS                    8 or 4 for codes of a quantized weight as in dequantize.cl; else 0
 //          IN_BLOCKS, SCALE_T, SCALE_LOAD   1 for a scale per block of 32 codes, 0 for one per row; its dtype
 //          SCALE_KIND              the PTX name of the dtype of a block's scale, f16 or bf16
 #include "ptx.cl"
-#if !defined(M) || !defined(TILES) || !defined(WARPS) || !defined(STAGES)
-#error "matmul_skinny.cl needs M, TILES, WARPS and STAGES"
+#if !defined(M) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(GATED)
+#error "matmul_skinny.cl needs M, TILES, WARPS, STAGES and GATED"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(BIAS_T) || !defined(BIAS_LOAD)
 #error "matmul_skinny.cl needs BIAS, SAVE, ACTIVATION, BIAS_T and BIAS_LOAD"
@@ -47,12 +50,15 @@
 #define BYTES_OF(count) (count)
 #endif
 #define X_PITCH (STEP * 2 + 32)
-#define COLUMNS (16 * TILES)
+#define COLUMNS (16 * TILES)         // of a work-group
+#define WEIGHTS (GATED + 1)
+#define ALL_TILES (WEIGHTS * TILES)   // those of y, then those of up
+#define ALL_COLUMNS (WEIGHTS * COLUMNS)
 #define TILES_OF_ROWS ((M + 7) / 8)
-#define OUTPUTS (COLUMNS * 8 * TILES_OF_ROWS)
+#define OUTPUTS (ALL_COLUMNS * 8 * TILES_OF_ROWS)
 #define SCALE_WORDS (STEP / 64)  // of a column in a step, two scales each
-#define SCALES_AT (COLUMNS * Y_PITCH)
-#define X_AT (SCALES_AT + (IN_BLOCKS ? COLUMNS * SCALE_WORDS * 4 : 0))
+#define SCALES_AT (ALL_COLUMNS * Y_PITCH)
+#define X_AT (SCALES_AT + (IN_BLOCKS ? ALL_COLUMNS * SCALE_WORDS * 4 : 0))
 #define STAGE_BYTES (X_AT + M * X_PITCH)
 
 // Copy 16 or 4 bytes to local memory asynchronously, or zeros unless is_used. Neighbors read what is prefetched.
@@ -69,16 +75,17 @@ INLINE void copy_word(uint to, __global const void *from, int is_used) {
 
 // The copies of a step: each lane has a piece of 16 bytes of several columns, then of several rows, then words of scales.
 #define PIECES (Y_BYTES / 16)
-#define EACH_OF_Y UNROLL for (int i = 0, c = lane / PIECES; i < COLUMNS * PIECES / 32; i++, c += 32 / PIECES)
+#define EACH_OF_Y UNROLL for (int i = 0, c = lane / PIECES; i < ALL_COLUMNS * PIECES / 32; i++, c += 32 / PIECES)
 #define X_PIECES (STEP / 8)
 #define EACH_OF_X UNROLL for (int i = 0, r = lane / X_PIECES; i < (M * X_PIECES + 31) / 32; i++, r += 32 / X_PIECES)
-#define EACH_OF_SCALES UNROLL for (int p = lane; p < COLUMNS * SCALE_WORDS; p += 32)
+#define EACH_OF_SCALES UNROLL for (int p = lane; p < ALL_COLUMNS * SCALE_WORDS; p += 32)
+#define COLUMN(c) MIN(first + (c) % COLUMNS, n - 1)  // of a weight
 #if IN_BLOCKS
 #define COPY_SCALES(to, step) \
     EACH_OF_SCALES { \
-        const int at = (step) * (STEP / BLOCK) + p % SCALE_WORDS * 2; \
-        copy_word((to) + SCALES_AT + p * 4, \
-                  scale + (long)MIN(first + p / SCALE_WORDS, n - 1) * (k / BLOCK) + at, at * BLOCK < k); \
+        const int at = (step) * (STEP / BLOCK) + p % SCALE_WORDS * 2, c = p / SCALE_WORDS; \
+        copy_word((to) + SCALES_AT + p * 4, (c < COLUMNS ? scale : up_scale) + (long)COLUMN(c) * (k / BLOCK) + at, \
+                  at * BLOCK < k); \
     }
 #else
 #define COPY_SCALES(to, step)
@@ -149,23 +156,24 @@ INLINE float scale_of(__local const uint *words, int block) {
 
 __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
         __global const T *restrict x, __global const Y_T *restrict y, __global const SCALE_T *restrict scale,
-        __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved, const long x_start,
-        const long y_start, const int m, const int n, const int k, const int x_row, const int y_row) {
+        __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved,
+        __global const Y_T *restrict up, __global const SCALE_T *restrict up_scale, __global const BIAS_T *restrict up_bias,
+        const long x_start, const long y_start, const int m, const int n, const int k, const int x_row, const int y_row) {
     __local uint4 stored[WARPS * STAGES * STAGE_BYTES / 16];
     const int lane = get_local_id(0), warp = get_local_id(1), flat = warp * 32 + lane;
     const int first = get_group_id(0) * COLUMNS, own = lane / 4, quarter = lane % 4, steps = (k + STEP - 1) / STEP;
     __local const char *mine = (__local const char *)stored + warp * STAGES * STAGE_BYTES;
     const uint address = local_address(mine);
     x += x_start;
-    __global const Y_T *columns[COLUMNS * PIECES / 32];
-    EACH_OF_Y columns[i] = y + y_start + (long)MIN(first + c, n - 1) * y_row;
+    __global const Y_T *columns[ALL_COLUMNS * PIECES / 32];
+    EACH_OF_Y columns[i] = (c < COLUMNS ? y : up) + y_start + (long)COLUMN(c) * y_row;
 
     UNROLL for (int s = 0; s < STAGES; s++) {
         if (warp + s * WARPS < steps) COPY(address + s * STAGE_BYTES, warp + s * WARPS)
         COMMIT();
     }
-    float sum[TILES][TILES_OF_ROWS][4];
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
+    float sum[ALL_TILES][TILES_OF_ROWS][4];
+    UNROLL for (int i = 0; i < ALL_TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
         UNROLL for (int e = 0; e < 4; e++) sum[i][j][e] = 0;
     int stage = 0;
     for (int step = warp; step < steps; step += WARPS) {
@@ -179,7 +187,7 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
                     loaded + X_AT + MIN(j * 8 + own, m - 1) * X_PITCH + b * 64 + i * 32 + quarter * 8);
                 right[j][2 * i] = both.x, right[j][2 * i + 1] = both.y;
             }
-            UNROLL for (int i = 0; i < TILES; i++) {
+            UNROLL for (int i = 0; i < ALL_TILES; i++) {
                 __local const char *column = loaded + (i * 16 + own) * Y_PITCH;
                 uint low[4], high[4];
                 load_pairs(low, column, b, quarter);
@@ -206,22 +214,33 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
     barrier(CLK_LOCAL_MEM_FENCE);  // the sums take the place of what was loaded
     __local float *total = (__local float *)stored;
 
-    UNROLL for (int i = 0; i < TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
+    UNROLL for (int i = 0; i < ALL_TILES; i++) UNROLL for (int j = 0; j < TILES_OF_ROWS; j++)
         UNROLL for (int e = 0; e < 4; e++)
-            total[((warp * TILES + i) * TILES_OF_ROWS + j) * 128 + e * 32 + lane] = sum[i][j][e];
+            total[((warp * ALL_TILES + i) * TILES_OF_ROWS + j) * 128 + e * 32 + lane] = sum[i][j][e];
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int o = flat; o < COLUMNS * m; o += WARPS * 32) {
         const int c = o % COLUMNS, r = o / COLUMNS, column = first + c;
         if (column >= n) continue;
-        const int at = ((c / 16 * TILES_OF_ROWS + r / 8) * 4 + c / 8 % 2 * 2 + r % 2) * 32 + c % 8 * 4 + r % 8 / 2;
-        float v = 0;
-        UNROLL for (int w = 0; w < WARPS; w++) v += total[w * OUTPUTS + at];
+        float found[WEIGHTS];
+        UNROLL for (int g = 0; g < WEIGHTS; g++) {
+            const int tile = g * TILES + c / 16;
+            const int at = ((tile * TILES_OF_ROWS + r / 8) * 4 + c / 8 % 2 * 2 + r % 2) * 32 + c % 8 * 4 + r % 8 / 2;
+            float v = 0;
+            UNROLL for (int w = 0; w < WARPS; w++) v += total[w * OUTPUTS + at];
 #if BITS && !IN_BLOCKS
-        v *= SCALE_LOAD(scale, column);
+            v *= SCALE_LOAD(g ? up_scale : scale, column);
 #endif
-        if (BIAS) v += BIAS_LOAD(bias, column);
+            if (BIAS) v += BIAS_LOAD(g ? up_bias : bias, column);
+            found[g] = v;
+        }
         const size_t to = (size_t)r * n + column;
-        if (SAVE) STORE(saved, to, v);
-        STORE(out, to, ACTIVATE(v));
+        if (SAVE) STORE(saved, to, found[0]);
+        const float v = ACTIVATE(found[0]);
+#if GATED
+        const float2 rounded = unpack_pair(pack_pair(v, found[1]));
+        STORE(out, to, rounded.x * rounded.y);
+#else
+        STORE(out, to, v);
+#endif
     }
 }

@@ -47,22 +47,28 @@ def plan(
     device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool], epilogue: Epilogue
 ) -> Plan | Copies | None:
     """Plan a product; None if this kernel does not accept it or fails its check on this device."""
-    if dtype not in KINDS or p.batch > 1 or p.m > MAX_ROWS or p.n < MIN_COLUMNS or not all(aligned):
+    if not is_suited(dtype, p.m, p.n, p.k) or p.batch > 1 or not all(aligned):
         return None
-    if p.im2col or not (p.x.along_k and p.y.along_k) or (p.k | p.x.kept | p.y.kept) % PIECE or not p.k:
+    if p.im2col or not (p.x.along_k and p.y.along_k) or (p.x.kept | p.y.kept) % PIECE:
         return None
     if not is_sound(device, VARIANT):
         return None
-    macros = _macros(dtype, shape_of(p.n, p.k, p.m, 16, device.features.compute_units), epilogue)
+    macros = macros_of(dtype, shape_of(p.n, p.k, p.m, 16, device.features.compute_units), epilogue)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None
     return _launch(device, macros, p)
 
 
-def _macros(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dict[str, Any]:
+def is_suited(dtype: np.dtype, rows: int, n: int, k: int) -> bool:
+    """Return whether the kernel is for a product of these lengths."""
+    return dtype in KINDS and rows <= MAX_ROWS and n >= MIN_COLUMNS and k > 0 and k % PIECE == 0
+
+
+def macros_of(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dict[str, Any]:
+    """Return the macros of a program."""
     own = types(dtype)
     named = {f"{name}_{of}": own[of] for name in ("SCALE", "BIAS") for of in ("T", "LOAD")}
-    return {**epilogue.macros(dtype), "BITS": 0, "IN_BLOCKS": 0, **named, **shape, "KIND": KINDS[dtype]}
+    return {**epilogue.macros(dtype), "GATED": 0, "BITS": 0, "IN_BLOCKS": 0, **named, **shape, "KIND": KINDS[dtype]}
 
 
 def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
@@ -71,7 +77,7 @@ def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
         x, y, bias, _, out, saved = arrays
-        kernel(work, group, x, y, None, bias, out, saved, x_start, y_start, *scalars)
+        kernel(work, group, x, y, None, bias, out, saved, None, None, None, x_start, y_start, *scalars)
 
     return Plan(launch, None)
 
@@ -99,7 +105,7 @@ def _trial(device: Device) -> None:
     """
     for dtype, rows, n in ((bfloat16, 16, 2**13), (float16, 8, 2**9)):
         shape, epilogue = shape_of(n, 2**11, rows, 16, device.features.compute_units), Epilogue(True, "relu", True)
-        _check(device, dtype, _macros(dtype, shape, epilogue), epilogue)
+        _check(device, dtype, macros_of(dtype, shape, epilogue), epilogue)
 
 
 VARIANT = Variant(

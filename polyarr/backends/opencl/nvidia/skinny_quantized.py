@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.backends.opencl.gemm.dequantize import Quantized, layer_macros
+from polyarr.backends.opencl.gemm.gated_linear import Layer
 from polyarr.backends.opencl.gemm.product import Epilogue
 from polyarr.backends.opencl.nvidia.product_check import agree
 from polyarr.backends.opencl.nvidia.skinny import KINDS, MAX_ROWS, MIN_COLUMNS, checked_rows, shape_of, work_of
@@ -21,26 +22,33 @@ def plan(
     out: Buffer,
 ) -> Buffer | None:  # fmt: skip
     """Compute a layer; None if this kernel does not accept it or fails its check on this device."""
-    rows, multiple = x.shape[0], 2 * QUANTIZED_BLOCK if weight.in_blocks else 16  # scales are read in pairs
-    if x.dtype not in KINDS or rows > MAX_ROWS or weight.n < MIN_COLUMNS or weight.k % multiple:
+    layer = Layer(codes, scale, bias)
+    if not is_suited(x, weight, layer) or not is_sound(device, VARIANT):
         return None
-    if weight.in_blocks and scale.dtype not in KINDS:
-        return None
-    if not is_sound(device, VARIANT) or any(b.offset for b in (x, codes, scale, bias)):
-        return None
-    shape = shape_of(weight.n, weight.k, rows, weight.bits, device.features.compute_units)
-    macros = _macros(x.dtype, bias.dtype, shape, weight, epilogue)
+    shape = shape_of(weight.n, weight.k, x.shape[0], weight.bits, device.features.compute_units)
+    macros = macros_of(x.dtype, bias.dtype, shape, weight, epilogue)
     check = partial(_check, device, x.dtype, bias.dtype, macros, weight, epilogue)
     if not is_sound_program(device, VARIANT, macros, check):
         return None
     return _launch(device, weight, macros, x, codes, scale, bias, out)
 
 
-def _macros(
+def is_suited(x: Buffer, weight: Quantized, layer: Layer) -> bool:
+    """Return whether the kernel is for a product with this weight, whose arrays are dense."""
+    multiple = 2 * QUANTIZED_BLOCK if weight.in_blocks else 16  # scales of blocks are read in pairs
+    if x.dtype not in KINDS or x.shape[0] > MAX_ROWS or weight.n < MIN_COLUMNS or weight.k % multiple:
+        return False
+    if weight.in_blocks and weight.scale not in KINDS:
+        return False
+    return not any(a.offset for a in (x, *layer) if a is not None)
+
+
+def macros_of(
     dtype: np.dtype, bias: np.dtype, shape: dict[str, int], weight: Quantized, epilogue: Epilogue
 ) -> dict[str, Any]:
+    """Return the macros of a program."""
     kinds = {"KIND": KINDS[dtype], "SCALE_KIND": KINDS.get(weight.scale, "f16")}
-    return {**layer_macros(dtype, bias, weight, epilogue), **shape, **kinds}
+    return {**layer_macros(dtype, bias, weight, epilogue), **shape, **kinds, "GATED": 0}
 
 
 def _launch(
@@ -49,8 +57,8 @@ def _launch(
 ) -> Buffer:  # fmt: skip
     rows, n, k = x.shape[0], weight.n, weight.k
     device.build("matmul_skinny", **macros).matmul(
-        *work_of(n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, 0, 0,
-        rows, n, k, k, k * weight.bits // 8,
+        *work_of(n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None, None,
+        0, 0, rows, n, k, k, k * weight.bits // 8,
     )  # fmt: skip
     return out
 
@@ -99,7 +107,7 @@ def _trial(device: Device) -> None:
         weight = Quantized(2**12, 2**11, bits, in_blocks, float16 if in_blocks else float32)
         epilogue = Epilogue(True, "relu")
         shape = shape_of(weight.n, weight.k, rows, bits, device.features.compute_units)
-        _check(device, dtype, dtype, _macros(dtype, dtype, shape, weight, epilogue), weight, epilogue)
+        _check(device, dtype, dtype, macros_of(dtype, dtype, shape, weight, epilogue), weight, epilogue)
 
 
 VARIANT = Variant(

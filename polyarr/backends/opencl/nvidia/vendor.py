@@ -11,6 +11,7 @@ from polyarr.backends.opencl.nvidia import (
     mma,
     sharing,
     skinny,
+    skinny_gated,
     skinny_quantized,
     split,
     wgmma,
@@ -30,6 +31,7 @@ class Nvidia(Vendor):
 
     gemv = (skinny.VARIANT,)
     quantized = (skinny_quantized.VARIANT,)
+    gated = (skinny_gated.VARIANT,)
     gemm = wgmma.VARIANT, mma.VARIANT
     attention = (attention_wgmma.VARIANT,)
     convolution = conv_tma.VARIANTS

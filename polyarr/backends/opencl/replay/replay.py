@@ -15,6 +15,7 @@ from typing import Any
 
 from polyarr.backends.opencl.replay.early_casts import split_casts
 from polyarr.backends.opencl.replay.first_run import FirstRun, buffers_in
+from polyarr.backends.opencl.replay.gated_linears import fuse_gated_linears
 from polyarr.backends.opencl.replay.recorded_run import HANDLE, RecordedRun
 from polyarr.backends.opencl.replay.recording import Recording, settled
 from polyarr.backends.opencl.replay.residual_norms import fuse_residual_adds
@@ -34,7 +35,7 @@ class Replay:
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
         self._device, self._run = device, run
-        program = remove_widening_casts(fuse_residual_adds(device, program))
+        program = fuse_gated_linears(device, remove_widening_casts(fuse_residual_adds(device, program)))
         self._program = program = split_casts(program) if device.commands.is_marked else program
         self._recorded: dict[Any, RecordedRun] = {}
         self._failures = 0

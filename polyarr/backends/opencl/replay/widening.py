@@ -4,7 +4,7 @@ Gradients of a model that was cast are an example: their global norm, and AdamW,
 """
 
 from polyarr import ops
-from polyarr.backends.opencl.replay.residual_norms import launcher_of
+from polyarr.backends.opencl.replay.steps import launcher_of
 from polyarr.backends.opencl.table import KERNELS
 from polyarr.core.program import Program, Step, flat, renamed
 from polyarr.core.spec import NARROW, float32

@@ -16,12 +16,13 @@ class Vendor:
     """Kernels and memory for some devices only; this one has none.
 
     Attributes:
-        gemv, quantized, gemm, attention, convolution: Variants of these families, which are asked before the portable
-            ones.
+        gemv, quantized, gated, gemm, attention, convolution: Variants of these families, which are asked before the
+            portable ones.
     """
 
     gemv: tuple[Any, ...] = ()
     quantized: tuple[Any, ...] = ()
+    gated: tuple[Any, ...] = ()
     gemm: tuple[Any, ...] = ()
     attention: tuple[Any, ...] = ()
     convolution: tuple[Any, ...] = ()

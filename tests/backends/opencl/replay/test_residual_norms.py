@@ -11,7 +11,7 @@ from polyarr.testing.compare import bits
 from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a fixture
 from tests.helpers.opencl_modules import opencl_modules
 
-norm, replay, residual_norms = opencl_modules("norm", "replay", "residual_norms")
+norm, replay, residual_norms, steps = opencl_modules("norm", "replay", "residual_norms", "steps")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
 
@@ -108,7 +108,7 @@ def test_what_is_joined(chosen, joined, name):
 
 
 def test_another_add_is_left_alone(chosen, joined, monkeypatch):
-    monkeypatch.setattr(residual_norms, "KERNELS", residual_norms.KERNELS | {ops.add: object()})
+    monkeypatch.setattr(steps, "KERNELS", steps.KERNELS | {ops.add: object()})
     pa.compile(JOINED["a norm"][0])(*arrays((2, 16), "float32", 2))
     assert joined == [["add", "layer_norm"]]
 
