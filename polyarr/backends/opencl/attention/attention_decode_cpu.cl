@@ -38,22 +38,21 @@ typedef PASTE(ACC, LANES) Vector;
 #define SUM(v) FOLDED(FOLDED(FOLDED(FOLDED(v))))
 #endif
 
-// Load COUNT vectors of a row into v. The loop for 16-bit elements is not unrolled: compilers vectorize the rolled
-// loop, but turn the unrolled one into scalar loads.
+// The vector at p, as floats.
 #if NARROW
-#define READ(v, row, COUNT) \
-    WIDELY for (int d = 0; d < (COUNT) * LANES; d++) ((ACC *)v)[d] = LOAD(row, d)
+#include "vectors.cl"
+DEFINE_READ(LANES)
+#define READ(p) PASTE(read_, LANES)(p)
 #else
-#define READ(v, row, COUNT) \
-    UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE v[i][l] = LOAD(row, i * LANES + l)
+typedef Vector Unaligned __attribute__((aligned(4)));
+#define READ(p) (*(__global const Unaligned *)(p))
 #endif
 
 // The dot product of the query and one row of k.
 static inline ACC product(const Vector *query, const ACC *rest, __global const T *row) {
-    Vector each[ROOM], sums = 0;
+    Vector sums = 0;
     ACC sum = 0;
-    READ(each, row, WHOLE);
-    UNROLLED for (int i = 0; i < WHOLE; i++) sums += query[i] * each[i];
+    UNROLLED for (int i = 0; i < WHOLE; i++) sums += query[i] * READ(row + i * LANES);
     for (int d = WHOLE * LANES; d < D; d++) sum += rest[d - WHOLE * LANES] * LOAD(row, d);
     return sum + SUM(sums);
 }
@@ -65,12 +64,7 @@ static inline ACC product(const Vector *query, const ACC *rest, __global const T
 static inline void products(const Vector *query, const ACC *rest, __global const T *rows, const long step, ACC *found) {
     Vector sums[ROWS_AT_ONCE];
     EACH_ROW EACH_LANE sums[r][l] = 0;
-    UNROLLED for (int i = 0; i < WHOLE; i++)
-        EACH_ROW {
-            Vector each;
-            EACH_LANE each[l] = LOAD(rows + r * step, i * LANES + l);
-            sums[r] += query[i] * each;
-        }
+    UNROLLED for (int i = 0; i < WHOLE; i++) EACH_ROW sums[r] += query[i] * READ(rows + r * step + i * LANES);
     EACH_ROW found[r] = SUM(sums[r]);
     for (int d = WHOLE * LANES; d < D; d++)
         EACH_ROW found[r] += rest[d - WHOLE * LANES] * LOAD(rows + r * step, d);
@@ -83,9 +77,7 @@ static inline void products(const Vector *query, const ACC *rest, __global const
         for (int j = 0; j < keys; j++) \
             if (weights[j] != 0) { \
                 __global const T *row = v + j * step + first; \
-                Vector each[COUNT]; \
-                READ(each, row, COUNT); \
-                UNROLLED for (int i = 0; i < COUNT; i++) acc[i] += weights[j] * each[i]; \
+                UNROLLED for (int i = 0; i < COUNT; i++) acc[i] += weights[j] * READ(row + i * LANES); \
             } \
         UNROLLED for (int i = 0; i < COUNT; i++) EACH_LANE sums[first + i * LANES + l] = acc[i][l]; \
         first += COUNT * LANES; \
