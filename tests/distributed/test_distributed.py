@@ -43,6 +43,10 @@ def started(mpiexec: str, count: int, *what: str) -> subprocess.Popen:
 def said(mpiexec: str, request: pytest.FixtureRequest) -> dict[str, list]:
     """Output of each rank's checks: two ranks with device reductions, and three with MPI's."""
     count, backend = request.param
+    if backend == "opencl":  # compile kernels here once, not on each rank
+        alone = World(0, 1, 0, "numpy", Link(), None)
+        for check in (ranks.as_one_process, ranks.muon, ranks.dropout):
+            check(alone)
     run = started(mpiexec, count, "right", backend)
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
