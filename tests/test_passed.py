@@ -128,7 +128,10 @@ def torn():
 
 
 def test_only_what_passed_in_full_is_left_out(tmp_path):
-    """What failed, was skipped or could not be torn down runs again, and all of it if the file changes."""
+    """What failed, was skipped or could not be torn down runs again, and all of it if the file changes.
+
+    With workers and in one process.
+    """
     for name in ("conftest.py", "passed.py", "skips.py"):
         (tmp_path / "tests").mkdir(exist_ok=True)
         (tmp_path / "tests" / name).write_text((ROOT / "tests" / name).read_text())
@@ -140,19 +143,19 @@ def test_only_what_passed_in_full_is_left_out(tmp_path):
 
     def run(*options, **environment):
         (tmp_path / "ran").write_text("")
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *options, "tests"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "tests"]
         environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", **environment}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         codes.append(done.returncode)
         found = re.findall(r"^(\d+) tests passed in an earlier run", done.stdout, re.M)
         return {*(tmp_path / "ran").read_text().split()}, found
 
-    every = {"good", "bad", "skipped", "torn"}
+    every, workers = {"good", "bad", "skipped", "torn"}, ("-n", "2")
     assert run("--reuse") == (every, ["0"])
-    assert run("--reuse") == (every - {"good"}, ["1"])
-    assert run("--reuse", MENDED="1") == (every - {"good"}, ["1"])
+    assert run("--reuse", *workers) == (every - {"good"}, ["1"])
+    assert run("--reuse", *workers, MENDED="1") == (every - {"good"}, ["1"])
     assert run("--reuse") == ({"skipped"}, ["3"])
-    assert run("--reuse", "-k", "not skipped", MENDED="1") == (set(), ["3"])
+    assert run("--reuse", *workers, "-k", "not skipped", MENDED="1") == (set(), ["3"])
     assert codes == [1, 1, 0, 0, 0]
     assert run() == (every, [])
     file.write_text(TESTS + "\n")
