@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,18 @@ SOURCES = {module_name(p): p.read_text() for p in FILES}
 TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """The nodes of a tree, which many tests walk."""
+    return tuple(ast.walk(tree))
+
+
+@cache
+def imported(tree: ast.AST) -> tuple[str, ...]:
+    """The modules (and names) that a tree imports."""
+    return tuple(target for node in nodes(tree) for target in imports(node))
+
+
 def layer(module: str) -> int | None:
     found = [prefix for prefix in LAYERS if f"{module}.".startswith(f"{prefix}.")]
     return LAYERS[max(found, key=len)] if found else None
@@ -131,13 +144,12 @@ def upward(trees: dict[str, ast.AST]) -> list[str]:
     found = []
     for name, tree in trees.items():
         here = layer(name)
-        for node in ast.walk(tree):
-            for target in imports(node):
-                if here is None or not target.startswith("polyarr"):
-                    continue
-                there = layer(target)
-                if (TOP if there is None else there) > here or _strays(name, target):
-                    found.append(f"{name} imports {target}")
+        for target in imported(tree):
+            if here is None or not target.startswith("polyarr"):
+                continue
+            there = layer(target)
+            if (TOP if there is None else there) > here or _strays(name, target):
+                found.append(f"{name} imports {target}")
     return found
 
 
@@ -154,7 +166,7 @@ def in_functions(trees: dict[str, ast.AST]) -> list[str]:
     """Imports inside functions, except of heavy third-party libraries in commands and backends' own start."""
     found = []
     for name, tree in trees.items():
-        for function in (n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))):
+        for function in (n for n in nodes(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))):
             for target in (t for node in ast.walk(function) for t in imports(node)):
                 if not _may_import(name, function.name, target):
                     found.append(f"{name}.{function.name} imports {target}")
@@ -173,7 +185,7 @@ def compared(trees: dict[str, ast.AST]) -> list[str]:
     """Comparisons with a backend's name outside its folder: a value says what it can do, not its name."""
     found = []
     for name, tree in trees.items():
-        for node in (n for n in ast.walk(tree) if isinstance(n, (ast.Compare, ast.Match))):
+        for node in (n for n in nodes(tree) if isinstance(n, (ast.Compare, ast.Match))):
             names = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant) and isinstance(c.value, str)}
             names = {n.split(":")[0] for n in names} & BACKEND_NAMES
             found += [f"{name}:{node.lineno} compares with {n!r}" for n in names if f".backends.{n}" not in name]
@@ -186,7 +198,7 @@ def readers(trees: dict[str, ast.AST]) -> list[str]:
     for name, tree in trees.items():
         if name in MAY_READ:
             continue
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
             if used in READERS and isinstance(node.ctx, ast.Load):
                 found.append(f"{name}:{node.lineno} uses {used}")
@@ -194,13 +206,7 @@ def readers(trees: dict[str, ast.AST]) -> list[str]:
 
 
 def third_party(trees: dict[str, ast.AST], library: str) -> set[str]:
-    return {
-        name
-        for name, tree in trees.items()
-        for node in ast.walk(tree)
-        for t in imports(node)
-        if t.split(".")[0] == library
-    }
+    return {name for name, tree in trees.items() for t in imported(tree) if t.split(".")[0] == library}
 
 
 def test_every_module_has_a_layer() -> None:
@@ -232,7 +238,7 @@ def test_files_are_read_through_the_guarded_reader() -> None:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         yield getattr(node, "attr", getattr(node, "id", ""))
 
 
@@ -247,7 +253,7 @@ def test_the_top_imports_nobody_who_imports_it() -> None:
         "polyarr.testing": ("polyarr.cli.", "polyarr.testing."),
     }.items():
         strangers = {
-            name for name, tree in TREES.items() for node in ast.walk(tree) for t in imports(node)
+            name for name, tree in TREES.items() for t in imported(tree)
             if f"{t}.".startswith(f"{top}.") and not f"{name}.".startswith(users)
         }  # fmt: skip
         assert strangers == set()
@@ -255,11 +261,11 @@ def test_the_top_imports_nobody_who_imports_it() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_size_of_files_and_functions(path: Path) -> None:
-    text = path.read_text()
+    text, tree = SOURCES[module_name(path)], TREES[module_name(path)]
     assert len(text.splitlines()) <= MAX_FILE
     long = {
         n.name: size
-        for n in ast.walk(ast.parse(text))
+        for n in nodes(tree)
         if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and (size := code_lines(n, text)) > MAX_FUNCTION
     }
     assert not long
@@ -276,25 +282,25 @@ def code_lines(function: ast.AST, text: str) -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_module_says_what_it_is(path: Path) -> None:
-    text = path.read_text()
+    text = SOURCES[module_name(path)]
     if text.strip():
-        assert ast.get_docstring(ast.parse(text))
+        assert ast.get_docstring(TREES[module_name(path)])
     assert not re.search(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b", text)
 
 
-KERNELS = sorted(PACKAGE.rglob("*.cl"))
+OPENCL = [text for name, text in SOURCES.items() if name.startswith("polyarr.backends.opencl")]
+KERNELS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.cl"))}
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.name)
 def test_kernel_files_have_their_launcher_and_header(path: Path) -> None:
-    text = path.read_text()
+    text = KERNELS[path]
     assert text.lstrip().startswith(("//", "/*"))
     if path.stem not in ("prelude", "functions"):
-        backend = PACKAGE / "backends" / "opencl"
-        launchers = {user.stem: user for user in backend.rglob("*.py")}
+        launchers = {file.stem for file in FILES if file.is_relative_to(PACKAGE / "backends" / "opencl")}
         families = path.stem, path.stem.removesuffix("_gpu"), path.stem.split("_")[0]
-        users = [*launchers.values(), *(set(backend.rglob("*.cl")) - {path})]
-        named = any(f'"{path.name}"' in user.read_text() for user in users)  # loaded, or included
+        others = [source for file, source in KERNELS.items() if file != path]
+        named = any(f'"{path.name}"' in source for source in (*OPENCL, *others))  # loaded, or included
         assert named or any(name in launchers for name in families)
         assert needed(path.stem) or "#error" in text or "#define" not in text
     assert len(text.splitlines()) <= MAX_FILE
