@@ -345,7 +345,8 @@ def quantized(x=lambda x: x, codes=lambda c: c, scale=lambda s: s, bias=lambda b
     def kernel(out, given, held, factor, added, *, activation):
         wide = [a if a is None or a.dtype.itemsize > 2 else a.astype(np.float32) for a in (given, factor, added)]
         added = None if added is None else bias(wide[2], wide[1])
-        found = references.quantized_linear(x(wide[0]), codes(held), scale(wide[1]), added, activation=activation)
+        with np.errstate(all="ignore"):
+            found = references.quantized_linear(x(wide[0]), codes(held), scale(wide[1]), added, activation=activation)
         return np.asarray(found, out.dtype)
 
     return kernel
