@@ -236,8 +236,10 @@ class LlamaConfig(Config):
         found = RotaryScaling(*values)
         self._check_known("rope_scaling's kind", found.kind, SCALINGS)
         for name, value in found._asdict().items():
-            if name not in ("kind", *_PAIR_FACTORS):
+            if name not in ("kind", "truncate", *_PAIR_FACTORS):
                 self._check_number(f"rope_scaling's {name}", value, 1e-3, _MAX_NUMBER)
+        if not isinstance(found.truncate, bool):
+            self._refuse(f"rope_scaling's truncate is {shown(found.truncate)}; it must be True or False")
         if not found.low_freq_factor < found.high_freq_factor:
             self._refuse("rope_scaling's low_freq_factor is not below its high_freq_factor; it must be")
         short, long = (self._checked_factors(found, name) for name in _PAIR_FACTORS)

@@ -27,6 +27,7 @@ class RotaryScaling(NamedTuple):
         attention_factor: Factor of the rotated queries and keys.
         short_factors: For "longrope", a factor for each pair.
         long_factors: For "longrope", likewise.
+        truncate: For "yarn", whether the first and last interpolated pairs are rounded outwards to whole numbers.
 
     Source: Chen et al. 2023, arXiv:2306.15595 (linear); Peng et al. 2023, arXiv:2309.00071 (yarn);
         Ding et al. 2024, arXiv:2402.13753 (longrope)
@@ -40,6 +41,7 @@ class RotaryScaling(NamedTuple):
     attention_factor: float = 1.0
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    truncate: bool = True
 
 
 class RotaryTables(NamedTuple):
@@ -151,8 +153,10 @@ def _slowing_pairs(pairs: int, scaling: RotaryScaling, theta: float) -> tuple[fl
     def pair_with(rotations: float) -> float:
         return pairs * math.log(scaling.original_length / (rotations * 2 * math.pi)) / math.log(theta)
 
-    first = max(math.floor(pair_with(scaling.high_freq_factor)), 0)
-    last = min(math.ceil(pair_with(scaling.low_freq_factor)), 2 * pairs - 1)
+    first, last = pair_with(scaling.high_freq_factor), pair_with(scaling.low_freq_factor)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
     return first, last if last != first else first + 0.001  # as in the paper's program
 
 

@@ -210,6 +210,10 @@ def test_models_that_llama_cpp_lacks_are_refused(tmp_path):
         ({"windows": [4]}, "a model of the type 'mistral'; GGUF files have gpt2, llama"),
         ({"qk_norm": "head", "windows": [0, 4]}, "'qwen3' do not have all settings"),
         ({"rope_scaling": [4.0, 1.0, 32.0, 32, "yarn", 1.5]}, "'llama' do not have all settings"),
+        (
+            {"rope_scaling": [4.0, 1.0, 32.0, 32, "yarn", float(0.1 * np.log(4) + 1), [], [], False]},
+            "'llama' do not have all settings",
+        ),
         ({"rope_scaling": [4.0, 1.0, 5.0, 64]}, "not the scaling of Llama 3.1"),
         ({**EXPERTS, "normalize_experts": True, "windows": [4]}, "'llama' do not have all settings"),
         ({**EXPERTS, "qk_norm": "head"}, "'qwen3moe' do not have all settings"),

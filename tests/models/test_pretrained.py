@@ -295,7 +295,7 @@ def test_phi3s_longrope_has_the_defaults_of_its_files():
         found = read({**given, "rope_scaling": {**factors, "type": kind}})
         assert found.rotary_size == 6 and found.windows == () and found.norm_eps == 1e-5
         attention = math.sqrt(1 + math.log(32) / math.log(4096))
-        assert found.rope_scaling == (32.0, 1.0, 4.0, 4096, "longrope", attention, (1.0, 1.5, 2.0), (4, 5, 6))
+        assert found.rope_scaling == (32.0, 1.0, 4.0, 4096, "longrope", attention, (1.0, 1.5, 2.0), (4, 5, 6), True)
         nested = {**factors, "rope_type": kind, "original_max_position_embeddings": 7, "partial_rotary_factor": 0.75}
         assert read({**given, "partial_rotary_factor": 1.0, "rope_parameters": nested}) == found
     found = read({**given, "rope_scaling": {**factors, "type": "su", "factor": 1.0}})
@@ -371,7 +371,7 @@ def test_every_share_of_a_head_is_read_as_it_was_written():
         (_phi3(head_dim=-(10**400)), "LlamaConfig: head_size is a int; it must be a positive int"),
         ({"model_type": "gemma2", "layer_types": ["full_attention", "linear"]}, "its layer_types have 'linear'"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "its factor is None; it must be a positive number"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": False}}, "its truncate is False"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": 3}}, "rope_scaling's truncate is 3; it must"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "mscale": "a", "mscale_all_dim": 1}}, "its mscale is 'a'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": "8"}}, "rope_scaling's factor is '8'; it must be a number"),
         ({"model_type": "mistral", "sliding_window": "4"}, "its sliding_window is '4'; it must be a positive number"),

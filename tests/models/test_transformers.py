@@ -72,6 +72,9 @@ CONFIGS = {
         **_LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
     ),
     "llama, yarn": lambda: transformers.LlamaConfig(**_LLAMA, rope_parameters=_YARN),
+    "llama, yarn of parts of pairs": lambda: transformers.LlamaConfig(
+        **_LLAMA, rope_parameters={**_YARN, "truncate": False}
+    ),
     "llama, dynamic": lambda: transformers.LlamaConfig(
         **_LLAMA, rope_parameters={"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
     ),

@@ -47,6 +47,18 @@ def test_longrope_divides_the_rate_of_each_pair(backend, context_length, factors
         np.testing.assert_allclose(turned.sin.numpy(), 1.5 * np.sin(angles), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("truncate", "ends"), [(True, (1, 6)), (False, (1.1747, 5.5963))])
+def test_yarn_interpolates_between_pairs_that_it_may_round(backend, truncate, ends):
+    """Pair p of 8 with the base 10 rotates 64 / (2 pi) * 10^(-p / 8) times within 64 positions."""
+    rotations = [64 / (2 * math.pi) * 10 ** (-end / 8) for end in (5.5963, 1.1747)]
+    scaling = nn.RotaryScaling(4.0, *rotations, 64, "yarn", truncate=truncate)
+    kept = np.clip((ends[1] - np.arange(8)) / (ends[1] - ends[0]), 0, 1)
+    angles = np.arange(3.0, 8.0)[:, None] * 10.0 ** (-np.arange(8) / 8) * (kept + (1 - kept) / 4)
+    turned = nn.turns(pa.zeros(1), 16, 5, 3, 10.0, scaling)
+    np.testing.assert_allclose(turned.cos.numpy(), np.cos(angles), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(turned.sin.numpy(), np.sin(angles), rtol=1e-5, atol=1e-5)
+
+
 def test_narrow_numbers_are_turned_exactly_and_rounded_once(backend):
     x = pa.random.normal((1, 3, 2, 8))
     narrow = x.astype(pa.bfloat16)

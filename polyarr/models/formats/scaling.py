@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from polyarr.models.formats.tables import check_fixed, positive, sizes_of
+from polyarr.models.formats.tables import positive, sizes_of
 from polyarr.nn import RotaryScaling
 
 _LENGTH, ORIGINAL_LENGTH = "max_position_embeddings", "original_max_position_embeddings"
@@ -20,6 +20,7 @@ _YARN = {
     "high_freq_factor": "beta_fast",
     "original_length": ORIGINAL_LENGTH,
     "attention_factor": "attention_factor",
+    "truncate": "truncate",
 }
 _LONGROPE = {
     "factor": "factor",
@@ -68,9 +69,8 @@ def mapping(given: Any) -> Mapping[str, Any]:
 
 def _whole_yarn(found: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of yarn with defaults for those that are left out."""
-    check_fixed(found, {"truncate": (True,)})
     found = {name: value for name, value in found.items() if value is not None}
-    found = {"beta_slow": 1, "beta_fast": 32, ORIGINAL_LENGTH: given.get(_LENGTH), **found}
+    found = {"truncate": True, "beta_slow": 1, "beta_fast": 32, ORIGINAL_LENGTH: given.get(_LENGTH), **found}
     if "attention_factor" not in found:
         factor, scales = positive(found, "factor"), [found.get("mscale"), found.get("mscale_all_dim")]
         above, below = (positive({"mscale": s}, "mscale") for s in scales) if all(scales) else (1, 0)
