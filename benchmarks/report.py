@@ -9,8 +9,6 @@ import platform
 import sys
 from typing import Any
 
-import polyarr
-
 WIDTH, ROW = 8, 0.32  # inches: width of a picture, height of each row in it
 
 
@@ -41,6 +39,8 @@ def write(
 
 def _circumstances() -> dict[str, str]:
     """Return where, when and by which command something was measured."""
+    import polyarr  # here, so that a process may time its import
+
     return {
         "machine": f"{polyarr.get_backend().hardware}; {os.cpu_count()} CPUs, {platform.system()} {platform.machine()}",
         "date": datetime.date.today().isoformat(),
