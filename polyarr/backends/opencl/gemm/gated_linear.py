@@ -31,13 +31,14 @@ def gated_linear(
 
 def _separately(device: Device, out: Spec, x: Buffer, gate: Layer, up: Layer, activation: str | None) -> Buffer:
     """Compute the factors one after the other, and multiply them."""
-    factors = []
-    for layer, name in ((gate, activation), (up, None)):
-        if layer.scale is None:
-            factors.append(linear.forward(device, out, x, layer.weight, layer.bias, activation=name)[0])
-        else:
-            factors.append(quantized_linear(device, out, x, layer.weight, layer.scale, layer.bias, activation=name))
-    return MULTIPLY(device, out, *factors)
+    return MULTIPLY(device, out, factor(device, out, x, gate, activation), factor(device, out, x, up, None))
+
+
+def factor(device: Device, out: Spec, x: Buffer, layer: Layer, activation: str | None) -> Buffer:
+    """Return one factor, activation(x @ weight.T + bias), of the Spec of the product."""
+    if layer.scale is None:
+        return linear.forward(device, out, x, layer.weight, layer.bias, activation=activation)[0]
+    return quantized_linear(device, out, x, layer.weight, layer.scale, layer.bias, activation=activation)
 
 
 MULTIPLY = elementwise.launcher(ops.multiply.name)

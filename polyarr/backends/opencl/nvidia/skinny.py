@@ -54,7 +54,7 @@ def plan(
     if not is_sound(device, VARIANT):
         return None
     macros = macros_of(dtype, shape_of(p.n, p.k, p.m, 16, device.features.compute_units), epilogue)
-    if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
+    if not is_sound_program(device, VARIANT, macros, partial(check_program, device, dtype, macros, epilogue)):
         return None
     return _launch(device, macros, p)
 
@@ -82,7 +82,7 @@ def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
     return Plan(launch, None)
 
 
-def _check(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
+def check_program(device: Device, dtype: np.dtype, macros: dict[str, Any], epilogue: Epilogue) -> None:
     """Check a program against NumPy.
 
     Raises:
@@ -105,7 +105,7 @@ def _trial(device: Device) -> None:
     """
     for dtype, rows, n in ((bfloat16, 16, 2**13), (float16, 8, 2**9)):
         shape, epilogue = shape_of(n, 2**11, rows, 16, device.features.compute_units), Epilogue(True, "relu", True)
-        _check(device, dtype, macros_of(dtype, shape, epilogue), epilogue)
+        check_program(device, dtype, macros_of(dtype, shape, epilogue), epilogue)
 
 
 VARIANT = Variant(

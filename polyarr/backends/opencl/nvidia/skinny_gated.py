@@ -25,8 +25,9 @@ def plan(device: Device, out: Spec, x: Buffer, gate: Layer, up: Layer, activatio
     weight = None if gate.scale is None else Quantized.of(gate.weight, gate.scale)
     if not is_sound(device, VARIANT) or not all(_is_suited(x, weight, layer) for layer in (gate, up)):
         return None
-    macros = _macros(device, x, weight, gate, Epilogue(gate.bias is not None, activation or "none"))
-    if not is_sound_program(device, VARIANT, macros, partial(_check, device, macros, x.dtype, weight, gate.bias)):
+    epilogue = Epilogue(gate.bias is not None, activation or "none")
+    macros, bias = _macros(device, x, weight, gate, epilogue), x.dtype if gate.bias is None else gate.bias.dtype
+    if not is_sound_program(device, VARIANT, macros, partial(_check, device, macros, x.dtype, weight, bias, epilogue)):
         return None
     return reshaped(_launch(device, macros, x, gate, up), out.shape)
 
@@ -62,18 +63,23 @@ def _launch(device: Device, macros: dict[str, Any], x: Buffer, gate: Layer, up: 
 
 
 def _check(
-    device: Device, macros: dict[str, Any], dtype: np.dtype, weight: Quantized | None, bias: Buffer | None
+    device: Device, macros: dict[str, Any], dtype: np.dtype, weight: Quantized | None, bias: np.dtype,
+    epilogue: Epilogue,
 ) -> None:  # fmt: skip
-    """Compare a program with the programs of its two products, which have checks of their own, bit by bit.
+    """Check the program of one of the products against NumPy, and the program of both against it, bit by bit.
 
     Raises:
         BackendError: A result is wrong, or memory outside the result was written.
     """
     generator, n, k = np.random.default_rng(0), 259, 64 * 35
     alone = macros | {"GATED": 0}
+    if weight is None:
+        skinny.check_program(device, dtype, alone, epilogue)
+    else:
+        skinny_quantized.check_program(device, dtype, bias, alone, weight, epilogue)
 
     def layer() -> Layer:
-        shift = None if bias is None else device.upload(generator.standard_normal(n).astype(bias.dtype))
+        shift = device.upload(generator.standard_normal(n).astype(bias)) if epilogue.bias else None
         if weight is None:
             return Layer(device.upload(generator.standard_normal((n, k)).astype(dtype)), None, shift)
         codes = generator.integers(-128, 128, (n, k * weight.bits // 8)).astype(np.int8).view(weight.codes)
@@ -101,8 +107,8 @@ def _trial(device: Device) -> None:
         layer = Layer(device.empty(Spec((4096, 2048), dtype)), None, None)
         if bits < 16:
             weight = Quantized(4096, 2048, bits, True, float16)
-        macros = _macros(device, x, weight, layer, Epilogue(False, "silu"))
-        _check(device, macros, dtype, weight, None)
+        epilogue = Epilogue(False, "silu")
+        _check(device, _macros(device, x, weight, layer, epilogue), dtype, weight, dtype, epilogue)
 
 
 VARIANT = Variant(

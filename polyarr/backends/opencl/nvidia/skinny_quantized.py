@@ -27,7 +27,7 @@ def plan(
         return None
     shape = shape_of(weight.n, weight.k, x.shape[0], weight.bits, device.features.compute_units)
     macros = macros_of(x.dtype, bias.dtype, shape, weight, epilogue)
-    check = partial(_check, device, x.dtype, bias.dtype, macros, weight, epilogue)
+    check = partial(check_program, device, x.dtype, bias.dtype, macros, weight, epilogue)
     if not is_sound_program(device, VARIANT, macros, check):
         return None
     return _launch(device, weight, macros, x, codes, scale, bias, out)
@@ -63,7 +63,7 @@ def _launch(
     return out
 
 
-def _check(
+def check_program(
     device: Device, dtype: np.dtype, bias_dtype: np.dtype, macros: dict[str, Any], weight: Quantized,
     epilogue: Epilogue,
 ) -> None:  # fmt: skip
@@ -107,7 +107,7 @@ def _trial(device: Device) -> None:
         weight = Quantized(2**12, 2**11, bits, in_blocks, float16 if in_blocks else float32)
         epilogue = Epilogue(True, "relu")
         shape = shape_of(weight.n, weight.k, rows, bits, device.features.compute_units)
-        _check(device, dtype, dtype, macros_of(dtype, dtype, shape, weight, epilogue), weight, epilogue)
+        check_program(device, dtype, dtype, macros_of(dtype, dtype, shape, weight, epilogue), weight, epilogue)
 
 
 VARIANT = Variant(

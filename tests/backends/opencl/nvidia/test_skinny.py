@@ -1,15 +1,20 @@
 """Skinny GEMM on tensor cores: values, and rows whose bits do not depend on the other rows."""
 
+import pickle
+
 import numpy as np
 import pytest
 
 import polyarr as pa
 from polyarr import nn, ops
+from polyarr.core.spec import Spec
 from tests.helpers.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
 pytestmark = pytest.mark.polyarr_backend("opencl")
-skinny, product = opencl_modules("skinny", "product")
+skinny, skinny_gated, skinny_quantized, gated, dequantize, product = opencl_modules(
+    "skinny", "skinny_gated", "skinny_quantized", "gated_linear", "dequantize", "product"
+)
 
 
 @pytest.fixture
@@ -72,3 +77,67 @@ def test_rows_with_quantized_weights_are_right_and_do_not_depend_on_each_other(n
     for first, rows in ((0, 1), (31, 1), (3, 7), (5, 16), (9, 23)):
         part = layer(x[first : first + rows]).astype("float32").numpy()
         np.testing.assert_array_equal(part, whole[first : first + rows])
+
+
+GATED = [
+    (pa.bfloat16, None, False), (pa.float16, None, True), (pa.bfloat16, (8, False, pa.float32), True),
+    (pa.bfloat16, (4, True, pa.float16), False),
+]  # fmt: skip
+
+
+def gated_case(device, dtype, kind, bias):
+    """Return what the check of a gated program is given, but for the device."""
+    weight, epilogue = kind and dequantize.Quantized(4096, 2048, *kind), product.Epilogue(bias, "silu")
+    x, layer = device.empty(Spec((8, 2048), dtype)), gated.Layer(device.empty(Spec((4096, 2048), dtype)), None, None)
+    return skinny_gated._macros(device, x, weight, layer, epilogue), dtype, weight, dtype, epilogue
+
+
+@pytest.mark.parametrize(("dtype", "kind", "bias"), GATED, ids=str)
+@pytest.mark.parametrize("fault", ["", "gated", "alone"])
+def test_a_gated_program_is_checked_against_its_products_and_these_against_numpy(
+    backend, monkeypatch, dtype, kind, bias, fault
+):
+    """Portable kernels stand for the programs."""
+    device, alone = backend.home, []
+
+    def launch(device, macros, x, gate, up):
+        spec, name = Spec((x.shape[0], gate.weight.shape[0]), x.dtype), macros["ACTIVATION"]
+        name = None if name == "none" else name
+        if up is None:
+            return gated.factor(device, spec, x, gate, name)
+        pair = (up, gate) if fault == "gated" else (gate, up)
+        return gated.VARIANTS[0].plan(device, spec, x, *pair, name)
+
+    def check_program(device, *given):
+        alone.extend(a for a in given if isinstance(a, dict))
+        if fault == "alone":
+            raise pa.BackendError("a product is wrong")
+
+    monkeypatch.setattr(skinny_gated, "_launch", launch)
+    for module in (skinny, skinny_quantized):
+        monkeypatch.setattr(module, "check_program", check_program)
+    given = gated_case(device, dtype, kind, bias)
+    if fault:
+        with pytest.raises(pa.BackendError, match="wrong"):
+            skinny_gated._check(device, *given)
+    else:
+        skinny_gated._check(device, *given)
+    assert alone == [given[0] | {"GATED": 0}]
+
+
+@pytest.mark.parametrize(("dtype", "kind", "bias"), GATED, ids=str)
+def test_the_check_of_a_gated_program_can_be_sent_to_another_process(backend, monkeypatch, dtype, kind, bias):
+    device, sent = backend.home, []
+    monkeypatch.setattr(skinny_gated, "is_sound", lambda *_: True)
+    monkeypatch.setattr(skinny_gated, "is_sound_program", lambda *given: sent.append(given[3]))
+    x, n, k = device.empty(Spec((2, 256), dtype)), 512, 256
+    shift = device.empty(Spec((n,), dtype)) if bias else None
+    layer = gated.Layer(device.empty(Spec((n, k), dtype)), None, shift)
+    if kind:
+        weight = dequantize.Quantized(n, k, *kind)
+        scale = device.empty(Spec((n, k // 32) if weight.in_blocks else (n,), weight.scale))
+        layer = gated.Layer(device.empty(Spec((n, k * weight.bits // 8), weight.codes)), scale, shift)
+    assert skinny_gated.plan(device, Spec((2, n), dtype), x, layer, layer, "silu") is None
+    (check,) = sent
+    assert check.func is skinny_gated._check
+    assert pickle.loads(pickle.dumps(check.args[1:])) == check.args[1:]
