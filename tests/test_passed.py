@@ -128,9 +128,9 @@ def torn():
 
 
 def test_only_what_passed_in_full_is_left_out(tmp_path):
-    """What failed, was skipped or could not be torn down runs again, and all of it if the file changes.
+    """Tests that failed, were skipped or could not be torn down run again, and all tests if the file changes.
 
-    With workers and in one process.
+    This holds with workers and in one process.
     """
     for name in ("conftest.py", "passed.py", "skips.py"):
         (tmp_path / "tests").mkdir(exist_ok=True)
