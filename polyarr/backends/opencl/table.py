@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr import ops
-from polyarr.backends.opencl.attention import attention, cache_update
+from polyarr.backends.opencl.attention import attention, attention_decode, cache_update
 from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
@@ -113,6 +113,7 @@ def families() -> dict[str, tuple[Any, ...]]:
         "gated linear": (*own.gated, *gated_linear.VARIANTS),
         "linear gradient": linear.VARIANTS,
         "attention": (*own.attention, *attention.VARIANTS),
+        "decode attention": (*own.few_queries, *attention_decode.KERNELS),
         "conv": (conv.DEPTHWISE, *own.convolution, conv.GROUPED, conv.IM2COL),
         "sort": sort.VARIANTS,
         "top-k": topk.VARIANTS,

@@ -33,8 +33,17 @@ def accepts(p: Problem) -> bool:
 
 def forward(device: Device, call: Call, out: Buffer) -> Buffer:
     """Write out, and return the log-sum-exp of each row of scores."""
-    lse = device.empty(Spec((call.problem.batch, call.problem.t), wide(call.problem.dtype)))
-    return choose(device, "decode attention", KERNELS, call, out, lse)
+    return choose(device, "decode attention", (*device.vendor.few_queries, *KERNELS), call, out, _lse(device, call))
+
+
+def forward_storing(device: Device, call: Call, out: Buffer) -> Buffer | None:
+    """Store the call's new rows and return what `forward` does; None, and do nothing, if no kernel does both."""
+    return choose(device, "decode attention", device.vendor.few_queries, call, out, _lse(device, call))
+
+
+def _lse(device: Device, call: Call) -> Buffer:
+    """Allocate the log-sum-exp of each row of scores."""
+    return device.empty(Spec((call.problem.batch, call.problem.t), wide(call.problem.dtype)))
 
 
 def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:

@@ -59,18 +59,28 @@ class Problem(NamedTuple):
         }  # fmt: skip
 
 
+class NewRows(NamedTuple):
+    """Rows (B, H, 1, D) that are to be stored in k and v, and their position."""
+
+    k: Buffer
+    v: Buffer
+    position: int
+
+
 class Call(NamedTuple):
     """One pass: q, k, v, mask and, in the backward pass, dout, all broadcast, with the kernels' other arguments.
 
     Attributes:
         at: The layouts of the inputs, then of out and, in the backward pass, of the gradients of q, k and v.
         numbers: The last arguments of every kernel: inner, t, s, causal, scale, STATE, threshold, kept.
+        new: Rows that are to be stored in k and v first; None for none.
     """
 
     problem: Problem
     inputs: tuple[Buffer, ...]
     at: tuple[bytes, ...]
     numbers: tuple[Any, ...]
+    new: NewRows | None = None
 
     @property
     def arguments(self) -> tuple[Any, ...]:

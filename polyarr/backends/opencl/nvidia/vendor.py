@@ -3,6 +3,7 @@
 from typing import Any
 
 from polyarr.backends.opencl.nvidia import (
+    attention_few,
     attention_wgmma,
     conv_tma,
     deferred_reduce,
@@ -34,6 +35,7 @@ class Nvidia(Vendor):
     gated = (skinny_gated.VARIANT,)
     gemm = wgmma.VARIANT, mma.VARIANT
     attention = (attention_wgmma.VARIANT,)
+    few_queries = (attention_few.VARIANT,)
     convolution = conv_tma.VARIANTS
 
     def driver(self, context: Any, device: Any) -> Any:

@@ -16,8 +16,8 @@ class Vendor:
     """Kernels and memory for some devices only; this one has none.
 
     Attributes:
-        gemv, quantized, gated, gemm, attention, convolution: Variants of these families, which are asked before the
-            portable ones.
+        gemv, quantized, gated, gemm, attention, few_queries, convolution: Variants of these families, which are asked
+            before the portable ones.
     """
 
     gemv: tuple[Any, ...] = ()
@@ -25,6 +25,7 @@ class Vendor:
     gated: tuple[Any, ...] = ()
     gemm: tuple[Any, ...] = ()
     attention: tuple[Any, ...] = ()
+    few_queries: tuple[Any, ...] = ()
     convolution: tuple[Any, ...] = ()
 
     def driver(self, context: Any, device: Any) -> Any:
