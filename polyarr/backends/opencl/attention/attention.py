@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from polyarr.backends.opencl.attention import attention_decode, attention_tiled
-from polyarr.backends.opencl.attention.attention_tiled import Call, Problem
-from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.attention.attention_tiled import Call, NewRows, Problem
+from polyarr.backends.opencl.copying.copy import dense, write
 from polyarr.backends.opencl.elementwise.elementwise import EXPRESSIONS, launch
 from polyarr.backends.opencl.elementwise.random import state_of
 from polyarr.backends.opencl.gemm.product import terms_of
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view
+from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view, window
 from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import Spec, float32
 
@@ -59,14 +59,40 @@ def forward(
     """
     if not device.plans[attention_tiled.fits](q.dtype.itemsize, q.shape[-2], (q.shape[-1], v.shape[-1])):
         return NotImplemented
-    *_, t, e = q.shape
-    is_by_heads = t <= attention_decode.MAX_QUERIES and q.strides[-3:-1] == (t * e, e)
-    result = device.empty(out) if is_by_heads else _by_rows(device, out.shape, out.dtype)
+    result = device.empty(out) if _is_by_heads(q) else _by_rows(device, out.shape, out.dtype)
     numbers = key, counter, causal, scale, dropout_rate, precision
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), *numbers)
     found = device.plans[_plan](call.problem)
     by_variant = found not in (attention_decode, attention_tiled)
     return result, Saved(result, found.forward(device, call, result), by_variant)
+
+
+def forward_storing(
+    device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
+    key: int, counter: int, values: tuple[Buffer, ...], position: int, *,
+    causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
+) -> Any:  # fmt: skip
+    """Store a row in k and one in v, parts of a cache that nothing else reads, and return what `forward` does.
+
+    `values` are these rows, (1, B, H, 1, D) each, or both in one array.
+    """
+    new_k, new_v = [_part(x, i) for x in values for i in range(x.shape[0])]
+    new = NewRows(new_k, new_v, position)
+    numbers = causal, scale, dropout_rate, precision
+    result = device.empty(out) if _is_by_heads(q) else _by_rows(device, out.shape, out.dtype)
+    call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), 0, 0, *numbers)._replace(new=new)
+    lse = attention_decode.forward_storing(device, call, result) if attention_decode.accepts(call.problem) else None
+    if lse is not None:
+        return result, Saved(result, lse, False)
+    for cache, row in ((k, new_k), (v, new_v)):
+        write(device, window(cache, row.shape, (0, 0, position, 0), (1, 1, 1, 1)), row)
+    return forward(device, out, q, k, v, mask, key, counter, causal=causal, scale=scale, dropout_rate=dropout_rate,
+                   precision=precision)  # fmt: skip
+
+
+def _part(values: Buffer, i: int) -> Buffer:
+    """Return the i-th array along the first axis."""
+    return view(values, values.shape[1:], values.strides[1:], values.offset + i * values.strides[0])
 
 
 def backward(
@@ -91,6 +117,12 @@ def backward(
     family.backward(device, call, saved.out, lse, gradients, wanted)
     found = zip(gradients, (q, k, v), wanted, strict=False)
     return (*(_unbroadcast(device, dx, x.shape) if want else None for dx, x, want in found), None, None, None)
+
+
+def _is_by_heads(q: Buffer) -> bool:
+    """Return whether there are few queries, and the rows of a head lie one after the other."""
+    *_, t, e = q.shape
+    return t <= attention_decode.MAX_QUERIES and q.strides[-3:-1] == (t * e, e)
 
 
 def _plan(device: Device, p: Problem) -> Any:

@@ -19,6 +19,7 @@ from polyarr.backends.opencl.replay.gated_linears import fuse_gated_linears
 from polyarr.backends.opencl.replay.recorded_run import HANDLE, RecordedRun
 from polyarr.backends.opencl.replay.recording import Recording, settled
 from polyarr.backends.opencl.replay.residual_norms import fuse_residual_adds
+from polyarr.backends.opencl.replay.stored_rows import fuse_stored_rows
 from polyarr.backends.opencl.replay.widening import remove_widening_casts
 from polyarr.backends.opencl.runtime.checking import check_inputs, is_checked
 from polyarr.backends.opencl.runtime.device import Device
@@ -35,7 +36,8 @@ class Replay:
 
     def __init__(self, device: Device, program: Program, run: Run) -> None:
         self._device, self._run = device, run
-        program = fuse_gated_linears(device, remove_widening_casts(fuse_residual_adds(device, program)))
+        program = remove_widening_casts(fuse_residual_adds(device, program))
+        program = fuse_stored_rows(device, fuse_gated_linears(device, program))
         self._program = program = split_casts(program) if device.commands.is_marked else program
         self._recorded: dict[Any, RecordedRun] = {}
         self._failures = 0

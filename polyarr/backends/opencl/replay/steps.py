@@ -1,6 +1,7 @@
 """The steps of a program while passes fuse them, and which steps make and use a value."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from polyarr import ops
 from polyarr.backends.opencl.table import KERNELS
@@ -12,6 +13,7 @@ class Steps:
 
     def __init__(self, program: Program) -> None:
         self.all: list[Step | None] = [*program.steps]
+        self.specs = program.specs
         self._program = program
         self._maker = {v: n for n, step in enumerate(program.steps) for v in flat(step.outputs)}
         self._users: dict[int, list[int]] = {}
@@ -44,6 +46,27 @@ class Steps:
         others = [w for w in flat(self._program.steps[m].outputs) if w not in (v, None)]
         is_used = v in self._program.outputs or any(w in self._users or w in self._program.outputs for w in others)
         return None if is_used else m
+
+    def maker(self, v: int) -> Step | None:
+        """Return the step that computes a value; None for an input or a constant, or if it was fused."""
+        m = self._maker.get(v)
+        return None if m is None else self.all[m]
+
+    def uses(self, v: int) -> int:
+        """Return how many steps use a value."""
+        return len(self._users.get(v, []))
+
+    def is_output(self, v: int) -> bool:
+        """Return whether a value is a result of the program."""
+        return v in self._program.outputs
+
+    def is_scalar(self, v: int) -> bool:
+        """Return whether a value is a number that differs from run to run."""
+        return v in self._program.scalars
+
+    def constant(self, v: int) -> Any:
+        """Return a value that is known at capture; None if it is not."""
+        return self._program.constants.get(v)
 
     def join(self, kept: int, gone: Iterable[int], step: Step) -> None:
         """Replace steps by one, at the place of one of them."""

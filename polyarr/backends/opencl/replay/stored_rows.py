@@ -1,0 +1,104 @@
+"""Fuses the update of a key-value cache with the attention that reads it, for a decoder's captured step."""
+
+from typing import NamedTuple
+
+from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.copying import shape
+from polyarr.backends.opencl.copying.copy import duplicate
+from polyarr.backends.opencl.replay.steps import Steps, launcher_of
+from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.layout import Buffer
+from polyarr.backends.opencl.table import following
+from polyarr.core.program import Program, Step
+from polyarr.core.spec import Spec
+
+
+class Update(NamedTuple):
+    """Updates of a cache (2, B, H, S, D) at one position.
+
+    Attributes:
+        caches: Slots of the updated caches, in the order in which they are computed.
+        values: Slots of the values, in the order of the cache's halves.
+        position: Slot of the position, a scalar.
+    """
+
+    caches: list[int]
+    values: list[int]
+    position: int
+
+
+def fuse_stored_rows(device: Device, program: Program) -> Program:
+    """Return the program in which attention stores the row of its position in the cache that it reads.
+
+    The update becomes a copy of the cache, which replays leave out if the cache is donated. Programs of devices without
+    such a kernel stay as they are.
+    """
+    if not any(variant.may_suit(device.features) for variant in device.vendor.few_queries):
+        return program
+    steps = Steps(program)
+    for n, step in enumerate(program.steps):
+        if launcher_of(step) is attention.forward and not step.params["causal"] and not step.params["dropout_rate"]:
+            caches = [_cache_of(steps, v, i) for i, v in enumerate(step.inputs[2:4])]
+            update = _update_of(steps, caches[0]) if caches[0] is not None and caches[0] == caches[1] else None
+            if update is not None:
+                _fuse(device, program, steps, n, update)
+    return steps.program()
+
+
+def _fuse(device: Device, program: Program, steps: Steps, n: int, update: Update) -> None:
+    *gone, kept = [program.steps.index(steps.maker(v)) for v in update.caches]
+    first, step = program.steps[[*gone, kept][0]], program.steps[n]
+    copy = program.steps[kept]._replace(call=following(device, _copied), inputs=first.inputs[:2], params={})
+    steps.join(kept, gone, copy)
+    inputs = *step.inputs, tuple(update.values), update.position
+    steps.join(n, [], step._replace(call=following(device, attention.forward_storing), inputs=inputs))
+
+
+def _copied(device: Device, out: Spec, cache: Buffer) -> Buffer:
+    return duplicate(device, cache)
+
+
+def _cache_of(steps: Steps, v: int, half: int) -> int | None:
+    """Return the array of which a value, used once, is the first or the second half; None if it is none."""
+    halved = _made_by(steps, v, shape.reshape)
+    cut = halved and _made_by(steps, halved.inputs[1], shape.slice)
+    if not cut:
+        return None
+    cache, starts = cut.inputs[1], [steps.constant(start) for start in cut.inputs[2]]
+    specs = steps.specs
+    is_half = specs[cache].shape == (2, *specs[v].shape) and len(starts) == 5 and set(cut.params["steps"]) == {1}
+    return cache if is_half and starts == [half, 0, 0, 0, 0] else None
+
+
+def _made_by(steps: Steps, v: int, launcher: object) -> Step | None:
+    """Return the step that computes a value that is used once, if it calls a launcher."""
+    step = None if steps.only_maker(v) is None else steps.maker(v)
+    return step if step is not None and launcher_of(step) is launcher else None
+
+
+def _update_of(steps: Steps, cache: int) -> Update | None:
+    """Return the updates that make a cache of which only the halves are used; None if they are others."""
+    found, values, positions, at = list[int](), dict[int, int](), set[int](), cache
+    while len(values) < 2:
+        step, uses = steps.maker(at), 2 if at == cache else 1
+        if step is None or launcher_of(step) is not shape.slice_update or steps.uses(at) != uses:
+            return None
+        if at != cache and steps.is_output(at):
+            return None
+        (half, *others, position, last), spec = step.inputs[3], steps.specs[step.inputs[2]]
+        starts = [steps.constant(start) for start in (half, *others, last)]
+        rows = steps.specs[cache].shape
+        if starts[1:] != [0, 0, 0] or starts[0] not in (0, 1) or not steps.is_scalar(position):
+            return None
+        if spec.shape[1:] != (*rows[1:3], 1, rows[4]) or set(step.params["steps"]) != {1}:
+            return None
+        halves = range(starts[0], starts[0] + spec.shape[0])
+        if any(i in values for i in halves):
+            return None
+        found.insert(0, at)
+        values |= dict.fromkeys(halves, step.inputs[2])
+        positions.add(position)
+        at = step.inputs[1]
+    if len(positions) > 1 or sorted(values) != [0, 1]:
+        return None
+    return Update(found, list(dict.fromkeys((values[0], values[1]))), positions.pop())

@@ -1,0 +1,111 @@
+"""Attention that stores the row of its position in a cache, in compiled functions: with the bits of separate steps."""
+
+import numpy as np
+import pytest
+
+import polyarr as pa
+from polyarr import ops
+from polyarr.core.errors import ShapeError
+from polyarr.nn import MultiHeadAttention
+from tests.helpers.opencl_modules import opencl_modules
+
+pytest.importorskip("pyopencl")
+pytestmark = pytest.mark.polyarr_backend("opencl")
+attention, attention_decode, replay, stored_rows = opencl_modules(
+    "attention", "attention_decode", "replay", "stored_rows"
+)
+
+
+@pytest.fixture
+def programs(backend, monkeypatch):
+    """The programs after the pass, on a device that has a variant for them, which may decline everything."""
+    found, real = [], stored_rows.fuse_stored_rows
+    if not any(variant.may_suit(backend.home.features) for variant in backend.home.vendor.few_queries):
+        declines = attention_decode.KERNELS[0]._replace(name="declines", kind="", plan=lambda *_: None)
+        monkeypatch.setattr(type(backend.home.vendor), "few_queries", (declines,))
+
+    def note(device, program):
+        found.append(real(device, program))
+        return found[-1]
+
+    monkeypatch.setattr(replay, "fuse_stored_rows", note)
+    return found
+
+
+def stores(program):
+    """Return how many steps store rows and attend, and how many update a cache in another way."""
+    launchers = [getattr(step.call, "__wrapped__", None) for step in program.steps]
+    return launchers.count(attention.forward_storing), sum(step.op is ops.slice_update for step in program.steps)
+
+
+def step(layer, x, cache, position):
+    return layer(x, cache=cache, position=position)
+
+
+def turned(layer, x, cache, position, tables):
+    return layer(x, cache=cache, position=position, turned=tables)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("heads", "kv", "size", "batch"),
+                         [(2, 2, 64, 1), (6, 2, 64, 3), (4, 1, 128, 2), (3, 3, 20, 2)])
+@pytest.mark.parametrize("donated", [True, False])
+def test_results_and_caches_have_the_bits_of_separate_steps(programs, dtype, heads, kv, size, batch, donated):
+    pa.random.seed(heads)
+    layer = MultiHeadAttention(32, heads, n_kv_heads=kv, head_size=size).eval().astype(dtype)
+    compiled = pa.compile(step, donate=("cache",) if donated else ())
+    caches = [layer.cache(batch, 150) for _ in range(2)]
+    for position in (0, 1, 2, 127, 128, 149):
+        x = pa.random.normal((batch, 1, 32)).astype(dtype)
+        expected, found = step(layer, x, caches[0], position), compiled(layer, x, caches[1], position)
+        for a, b in ((expected, found), (caches[0].both, caches[1].both)):
+            np.testing.assert_array_equal(*(c.astype("float32").numpy() for c in (a, b)))
+    (program,) = programs
+    # One call of slice_update is left, which copies a cache that is not donated.
+    assert stores(program) == (1, 1)
+
+
+def test_rows_that_rotary_tables_turned_are_stored(programs):
+    pa.random.seed(1)
+    layer = MultiHeadAttention(32, 4, n_kv_heads=2, head_size=64).eval()
+    compiled = pa.compile(turned, donate=("cache",))
+    caches = [layer.cache(1, 40) for _ in range(2)]
+    for position in range(5):
+        x, angles = pa.random.normal((1, 1, 32)), pa.random.uniform((1, 32))
+        tables = pa.cos(angles), pa.sin(angles)
+        expected = turned(layer, x, caches[0], position, tables)
+        np.testing.assert_array_equal(compiled(layer, x, caches[1], position, tables).numpy(), expected.numpy())
+    np.testing.assert_array_equal(caches[0].both.numpy(), caches[1].both.numpy())
+    assert stores(programs[0]) == (1, 1)
+
+
+def twice(layer, x, cache, position):
+    """Read the cache a second time."""
+    y = layer(x, cache=cache, position=position)
+    return y, cache.k + 0
+
+
+def of_two_positions(layer, x, cache, position):
+    return layer(x, cache=cache, position=position)
+
+
+def loss(layer, x, cache, position):
+    return pa.grad(lambda x: step(layer, x, cache, position).sum())(x)
+
+
+@pytest.mark.parametrize(("function", "rows"), [(twice, 1), (of_two_positions, 2), (loss, 1)])
+def test_others_stay_separate(programs, function, rows):
+    layer = MultiHeadAttention(16, 2, head_size=64).eval()
+    compiled, cache = pa.compile(function), layer.cache(1, 8)
+    for position in (0, 2):
+        compiled(layer, pa.ones((1, rows, 16)), cache, position)
+    assert not any(stores(program)[0] for program in programs)
+
+
+def test_a_position_outside_the_cache_is_an_error(programs):
+    layer = MultiHeadAttention(16, 2, head_size=64).eval()
+    compiled, cache = pa.compile(step, donate=("cache",)), layer.cache(1, 8)
+    compiled(layer, pa.ones((1, 1, 16)), cache, 0)
+    with pytest.raises(ShapeError, match="leaves it"):
+        compiled(layer, pa.ones((1, 1, 16)), cache, 8)
+    assert stores(programs[0]) == (1, 1)
