@@ -35,7 +35,7 @@ def at_least_two_axes(name: str, p: Array) -> bool:
     Returns:
         bool.
     """
-    return p.ndim >= 2
+    return p.ndim >= 2 and name.rpartition(".")[2] != "bias"  # the biases of experts, (experts, out), have two axes
 
 
 @dataclass(frozen=True)
@@ -402,12 +402,13 @@ def hidden_matrices(name: str, p: Array) -> bool:
         p: The array.
 
     Returns:
-        bool: True for arrays with two axes, and for the weights (experts, out, in) of a GroupedLinear layer, unless a
-            part of the name, such as "tok_emb" or "out_head", ends with "emb" or "head".
+        bool: True for arrays with two axes that are no biases, and for the weights (experts, out, in) of a
+            GroupedLinear layer, unless a part of the name, such as "tok_emb" or "out_head", ends with "emb" or "head".
     """
     parts = name.split(".")
     axes, is_of_experts = len(p.shape), any(part.startswith("expert_") for part in parts)
-    return (axes == 2 or (axes == 3 and is_of_experts)) and not any(part.endswith(("emb", "head")) for part in parts)
+    is_matrix = at_least_two_axes(name, p) and (axes == 2 or (axes == 3 and is_of_experts))
+    return is_matrix and not any(part.endswith(("emb", "head")) for part in parts)
 
 
 @dataclass(frozen=True)

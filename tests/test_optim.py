@@ -81,6 +81,13 @@ def test_decay_is_for_matrices_unless_the_predicate_says_otherwise():
             np.testing.assert_allclose(new[name].numpy(), factor * p.numpy(), rtol=1e-6)
 
 
+def test_biases_of_experts_neither_decay_nor_become_orthogonal():
+    """They have two axes, (experts, out), as matrices have."""
+    made = nn.MixtureOfExperts(4, 6, experts=3, per_token=2, bias=True).named_parameters()
+    for predicate in (optim.at_least_two_axes, optim.hidden_matrices):
+        assert {name for name, p in made.items() if not predicate(name, p)} == {n for n in made if n.endswith("bias")}
+
+
 def test_clipping_scales_to_the_norm_and_leaves_small_gradients():
     grads = {"a": pa.asarray([3.0, 0.0]), "b": pa.asarray([[4.0]])}
     clipped, norm = optim.clip_by_global_norm(grads, 1.0)

@@ -6,23 +6,25 @@ from typing import NamedTuple
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.spec import float32, float64
-from polyarr.nn.init import Initializer, initial_value, normal
+from polyarr.nn.init import Initializer, constant, initial_value, normal
 from polyarr.nn.layers import GatedFeedForward, Linear
 from polyarr.nn.module import Module
 from polyarr.ops.nn import ACTIVATIONS, check_activation
-from polyarr.ops.validation import whole
+from polyarr.ops.validation import number, whole
 
+_SLOPE = 1.702  # with which x * sigmoid(slope * x) is close to GELU
 _ALIGNED = 4  # probabilities of a row: its bits may depend on its number if rows are no multiple of 16 bytes
 
 
 class GroupedLinear(Module):
-    """Linear layers without biases, of which each row of the input chooses one: weight[groups[i]] x[i].
+    """Linear layers, of which each row of the input chooses one: weight[groups[i]] x[i] + bias[groups[i]].
 
     Args:
         groups: Number of layers.
         in_features: Length of the last axis of the input.
         out_features: Length of the last axis of the output.
         init: Initializer of the weight (groups, out, in); None for normal(0.02).
+        bias: Whether the layers have a bias, (groups, out), which starts as 0.
 
     Examples:
         >>> import polyarr as pa
@@ -32,14 +34,17 @@ class GroupedLinear(Module):
         (5, 2)
     """
 
-    def __init__(self, groups: int, in_features: int, out_features: int, init: Initializer | None = None) -> None:
-        self.weight = initial_value("GroupedLinear", init or normal(0.02), groups, out_features, in_features)
+    activation = None
 
-    bias = activation = None
+    def __init__(
+        self, groups: int, in_features: int, out_features: int, init: Initializer | None = None, bias: bool = False
+    ) -> None:
+        self.weight = initial_value("GroupedLinear", init or normal(0.02), groups, out_features, in_features)
+        self.bias = initial_value("GroupedLinear", constant(0), groups, out_features) if bias else None
 
     def __call__(self, x: Array, groups: Array) -> Array:
         """Return the output (..., out) for an input x (..., in) and the layer of each row, integers (...)."""
-        return ops.grouped_linear(x, self.weight, groups)
+        return with_bias_of_groups(ops.grouped_linear(x, self.weight, groups), self.bias, groups)
 
     def before_activation(self, x: Array, groups: Array) -> Array:
         """Return the output (..., out), as a call does: there is no activation."""
@@ -49,6 +54,11 @@ class GroupedLinear(Module):
     def shape(self) -> tuple[int, ...]:
         """The shape (groups, out, in) of the weight."""
         return self.weight.shape
+
+
+def with_bias_of_groups(y: Array, bias: Array | None, groups: Array) -> Array:
+    """Return y (..., out) plus the bias of each row's layer, of biases (groups, out); None for none."""
+    return y if bias is None else y + ops.take(bias, groups, axis=0)
 
 
 class _Gate(Module):
@@ -93,11 +103,15 @@ class MixtureOfExperts(Module):
         normalize: Whether the chosen experts' probabilities are divided by their sum.
         shared: Length of gate and up of an expert that all tokens have, times the sigmoid of a gate; 0 for none.
         activation: "relu", "silu", "gelu" or "gelu_tanh".
+        bias: Whether router, gate, up and down have biases.
+        swiglu_limit: Limit of the experts' gate and up, with which an expert computes gate * sigmoid(1.702 * gate) *
+            (up + 1) in place of activation(gate) * up: gate is at most the limit, up from -limit to limit. None for no
+            limit, and the activation.
         init: Initializer of router, gate and up; None for normal(0.02).
         out_init: Initializer of down.
 
     Raises:
-        ValueError: per_token is not from 1 to experts, or there is no such activation.
+        ValueError: per_token is not from 1 to experts, there is no such activation, or swiglu_limit is not positive.
 
     Examples:
         >>> import polyarr as pa
@@ -105,7 +119,8 @@ class MixtureOfExperts(Module):
         >>> nn.MixtureOfExperts(4, 8, experts=6, per_token=2)(pa.ones((2, 3, 4))).shape
         (2, 3, 4)
 
-    Source: Shazeer et al. 2017, arXiv:1701.06538; Fedus, Zoph, Shazeer 2022, arXiv:2101.03961
+    Source: Shazeer et al. 2017, arXiv:1701.06538; Fedus, Zoph, Shazeer 2022, arXiv:2101.03961; for swiglu_limit
+    OpenAI 2025, arXiv:2508.10925
     """
 
     def __init__(
@@ -118,17 +133,22 @@ class MixtureOfExperts(Module):
         normalize: bool = True,
         shared: int = 0,
         activation: str = "silu",
+        bias: bool = False,
+        swiglu_limit: float | None = None,
         init: Initializer | None = None,
         out_init: Initializer | None = None,
     ) -> None:
         if not 1 <= whole("MixtureOfExperts", "per_token", per_token) <= whole("MixtureOfExperts", "experts", experts):
             raise ValueError(f"MixtureOfExperts: per_token is {per_token}; it must be from 1 to experts, {experts}")
         check_activation("MixtureOfExperts", activation)
+        if swiglu_limit is not None and number("MixtureOfExperts", "swiglu_limit", swiglu_limit) <= 0:
+            raise ValueError(f"MixtureOfExperts: swiglu_limit is {swiglu_limit}; it must be positive, or None")
         init = init or normal(0.02)
         self.per_token, self.normalize, self.activation = per_token, normalize, activation
-        self.router = Linear(emb_dim, experts, bias=False, init=init)
-        self.expert_gate, self.expert_up = (GroupedLinear(experts, emb_dim, hidden, init) for _ in range(2))
-        self.expert_down = GroupedLinear(experts, hidden, emb_dim, out_init)
+        self.swiglu_limit = swiglu_limit
+        self.router = Linear(emb_dim, experts, bias=bias, init=init)
+        self.expert_gate, self.expert_up = (GroupedLinear(experts, emb_dim, hidden, init, bias) for _ in range(2))
+        self.expert_down = GroupedLinear(experts, hidden, emb_dim, out_init, bias)
         self.shared = None
         if shared:
             self.shared = GatedFeedForward(emb_dim, shared, activation=activation, init=init, out_init=out_init)
@@ -162,12 +182,18 @@ class MixtureOfExperts(Module):
 
     def _mixed(self, x: Array, weights: Array, chosen: Array) -> Array:
         rows = ops.broadcast_to(x[..., None, :], shape=(*chosen.shape, x.shape[-1]))  # (..., k, C)
-        gate = ACTIVATIONS[self.activation](self.expert_gate(rows, chosen))  # (..., k, H)
-        hidden = gate * self.expert_up(rows, chosen)  # (..., k, H)
+        hidden = self._gated(self.expert_gate(rows, chosen), self.expert_up(rows, chosen))  # (..., k, H)
         y = (self.expert_down(hidden, chosen) * weights[..., None]).sum(axis=-2)  # (..., C)
         if self.shared is None or self.shared_gate is None:
             return y
         return y + self.shared(x) * self.shared_gate(x)
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        """Return the input of down, for the outputs of gate and up."""
+        if self.swiglu_limit is None:
+            return ACTIVATIONS[self.activation](gate) * up
+        gate, up = ops.minimum(gate, self.swiglu_limit), ops.clip(up, -self.swiglu_limit, self.swiglu_limit)
+        return gate * ops.sigmoid(_SLOPE * gate) * (up + 1)
 
 
 def balance_loss(load: Array, rows: int) -> Array:

@@ -106,13 +106,11 @@ class LoRALinear(Module):
     def merged(self) -> Linear | GroupedLinear:
         """Return a layer without adapters that computes the same; a quantized weight is dequantized."""
         with shapes_only():
-            if len(self.base.shape) > 2:
-                grouped = GroupedLinear(0, 0, 0).train(self.training)
-                grouped.weight = self.weight
-                return grouped
-            layer = Linear(0, 0, activation=self.base.activation).train(self.training)
+            layer: Linear | GroupedLinear = (
+                GroupedLinear(0, 0, 0) if len(self.base.shape) > 2 else Linear(0, 0, activation=self.base.activation)
+            )
         layer.weight, layer.bias = self.weight, self.bias
-        return layer
+        return layer.train(self.training)
 
 
 def lora(model: M, rank: int = 8, match: str = "att.*", *, alpha: float | None = None, dropout: float = 0.0) -> M:

@@ -8,6 +8,7 @@ from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import float16, float32, float64, int8, uint8
+from polyarr.nn.experts import with_bias_of_groups
 from polyarr.nn.module import Module
 from polyarr.ops.quantized import QUANTIZED_BLOCK, dequantized, quantized_shape
 from polyarr.ops.validation import check_array
@@ -24,7 +25,7 @@ class QuantizedLinear(Module):
     Args:
         codes: int8 array (out, in), or uint8 array (out, in / 2) of codes of 4 bits; see quantized_linear.
         scale: Floating-point array (out,), or (out, in / 32).
-        bias: Floating-point array (out,), or None, as for all layers with groups.
+        bias: Floating-point array (out,), with groups (groups, out), or None.
         activation: None, "relu", "silu", "gelu" or "gelu_tanh"; None for layers with groups.
 
     Attributes:
@@ -59,7 +60,7 @@ class QuantizedLinear(Module):
             weight: Floating-point array (out, in), or (groups, out, in).
             kind: "int8", with a scale per row, the largest magnitude divided by 127; or "q8_0" or "q4_0", which have
                 the bits of GGUF's types: blocks of 32 along a row, with a float16 scale each.
-            bias: Floating-point array (out,), or None.
+            bias: Floating-point array (out,), or (groups, out), or None.
             activation: As in QuantizedLinear.
 
         Raises:
@@ -87,7 +88,8 @@ class QuantizedLinear(Module):
     def before_activation(self, x: Array, groups: Array | None = None) -> Array:
         """Return the output (..., out) for an input x (..., in), without the activation."""
         if groups is not None:
-            return ops.quantized_grouped_linear(x, self.codes, self.scale, groups)
+            y = ops.quantized_grouped_linear(x, self.codes, self.scale, groups)
+            return with_bias_of_groups(y, self.bias, groups)
         return ops.quantized_linear(x, self.codes, self.scale, self.bias)
 
     @property

@@ -18,19 +18,34 @@ def expected(layer, x):
     weights = {name: p.numpy().astype(np.float64) for name, p in layer.named_parameters().items()}
     found = []
     for row in x.astype(np.float64):
-        probabilities = np.exp(weights["router.weight"] @ row)
+        probabilities = np.exp(weights["router.weight"] @ row + weights.get("router.bias", 0))
         probabilities /= probabilities.sum()
         chosen = np.argsort(-probabilities)[: layer.per_token]
         shares = probabilities[chosen] / (probabilities[chosen].sum() if layer.normalize else 1)
         y = 0
         for expert, share in zip(chosen, shares, strict=True):
-            gate, up, down = (weights[f"expert_{part}.weight"][expert] for part in ("gate", "up", "down"))
-            y += share * (down @ (gated(gate @ row) * (up @ row)))
+            parts = ("gate", "up", "down")
+            gate, up, down = (weights[f"expert_{part}.weight"][expert] for part in parts)
+            has_bias = "router.bias" in weights
+            biases = [weights[f"expert_{part}.bias"][expert] if has_bias else 0 for part in parts]
+            gate, up = gate @ row + biases[0], up @ row + biases[1]
+            if limit := layer.swiglu_limit:
+                gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+                hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            else:
+                hidden = gated(gate) * up
+            y += share * (down @ hidden + biases[2])
         if layer.shared:
             gate, up, down = (weights[f"shared.{part}.weight"] for part in ("gate", "up", "down"))
             y += down @ (gated(gate @ row) * (up @ row)) / (1 + np.exp(-weights["shared_gate.weight"][0] @ row))
         found.append(y)
     return np.stack(found)
+
+
+def with_biases(layer):
+    """Return the layer with random biases, which are zeros at first."""
+    held = layer.named_parameters()
+    return layer.with_arrays({n: pa.asarray(normal(*p.shape)) for n, p in held.items() if n.endswith("bias")})
 
 
 class Products(watch.Observer):
@@ -50,12 +65,21 @@ def gated(x):
 
 @pytest.mark.parametrize("rows", [1, 3, 200])
 @pytest.mark.parametrize(
-    "settings", [{}, {"normalize": False}, {"shared": 5}, {"experts": 1, "per_token": 1}, {"per_token": 7}]
+    "settings",
+    [
+        {},
+        {"normalize": False},
+        {"shared": 5},
+        {"experts": 1, "per_token": 1},
+        {"per_token": 7},
+        {"bias": True},
+        {"bias": True, "swiglu_limit": 2.0, "per_token": 4},
+    ],
 )
 def test_a_mixture_is_numpys(rows, settings, backend):
     """The number of rows is small for a kernel of OpenCL, and large for tiles."""
     pa.random.seed(0)
-    made = nn.MixtureOfExperts(6, 9, **{"experts": 7, "per_token": 2, **settings}, init=nn.normal(1.0))
+    made = with_biases(nn.MixtureOfExperts(6, 9, **{"experts": 7, "per_token": 2, **settings}, init=nn.normal(1.0)))
     x = normal(rows, 6)
     np.testing.assert_allclose(made(pa.asarray(x)).numpy(), expected(made, x), rtol=1e-4, atol=1e-4)
     both = made.routed(pa.asarray(x[None]))
@@ -75,6 +99,21 @@ def test_the_rows_of_a_result_depend_on_no_other_row_to_the_bit(backend):
         np.testing.assert_array_equal(moved, found[order])
 
 
+def test_gradients_of_experts_with_biases_match_finite_differences(backend):
+    """In float64, along a random direction of each array; no gate or up is at its limit."""
+    pa.random.seed(0)
+    made = nn.MixtureOfExperts(4, 6, experts=3, per_token=2, bias=True, swiglu_limit=1.0, init=nn.normal(1.0))
+    made = with_biases(made).astype("float64")
+    x, slope = (pa.asarray(normal(9, 4, seed=seed).astype(np.float64)) for seed in (1, 2))
+    grads = pa.grad(lambda m: (m(x) * slope).sum())(made).named_parameters()
+    held = made.named_parameters()
+    for name, p in held.items():
+        direction = pa.asarray(normal(*p.shape, seed=3).astype(np.float64))
+        ends = [float((made.with_arrays({name: p + h * direction})(x) * slope).sum()) for h in (1e-6, -1e-6)]
+        found = float((grads[name] * direction).sum())
+        assert abs(found) > 1e-3 and found == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6), name
+
+
 @pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
 def test_the_rows_of_a_quantized_result_depend_on_no_other_row_to_the_bit(kind, backend):
     layer, x = nn.QuantizedLinear.of(pa.asarray(normal(4, 33, 64)), kind), normal(90, 64)
@@ -88,20 +127,22 @@ def test_the_rows_of_a_quantized_result_depend_on_no_other_row_to_the_bit(kind, 
 
 
 @pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
-def test_quantized_experts_compute_with_their_dequantized_weights(kind, backend):
+@pytest.mark.parametrize("bias", [False, True])
+def test_quantized_experts_compute_with_their_dequantized_weights(kind, bias, backend):
     """Also the gradient; the router has the bits that it had, or other experts would be chosen."""
     pa.random.seed(0)
     settings = {"experts": 5, "per_token": 2, "shared": 32, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
-    made = nn.MixtureOfExperts(64, 96, **settings)
+    made = with_biases(nn.MixtureOfExperts(64, 96, **settings, bias=bias))
     small = nn.quantised(made, kind)
     held = {name.rpartition(".")[2] for name in small.named_parameters() if name.startswith("expert_")}
-    assert held == {"codes", "scale"} and small.router.weight is made.router.weight
+    assert held == {"codes", "scale", *["bias"] * bias} and small.router.weight is made.router.weight
     for name in ("expert_gate", "expert_up", "expert_down"):
         of_one = nn.QuantizedLinear.of(getattr(made, name).weight[3], kind)
         np.testing.assert_array_equal(getattr(small, name).codes[3].numpy(), of_one.codes.numpy())
         getattr(made, name).weight = getattr(small, name).weight
     for name in ("gate", "up", "down"):
         getattr(made.shared, name).weight = getattr(small.shared, name).weight
+    assert (small.expert_up.bias is made.expert_up.bias) and (small.expert_up.bias is not None) == bias
     for rows in (1, 6, 200):
         x, slope = pa.asarray(normal(rows, 64)), pa.asarray(normal(rows, 64, seed=1))
         np.testing.assert_allclose(small(x).numpy(), made(x).numpy(), rtol=1e-4, atol=2e-4)
@@ -110,11 +151,12 @@ def test_quantized_experts_compute_with_their_dequantized_weights(kind, backend)
 
 
 @pytest.mark.parametrize("kind", [None, "q4_0"])
-def test_experts_have_an_adapter_each(kind, backend):
+@pytest.mark.parametrize("bias", [False, True])
+def test_experts_have_an_adapter_each(kind, bias, backend):
     """Also beside quantized weights; the output and gradients are those of a mixture with merged weights."""
     pa.random.seed(0)
     settings = {"experts": 5, "per_token": 2, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
-    plain = nn.MixtureOfExperts(32, 64, **settings)
+    plain = with_biases(nn.MixtureOfExperts(32, 64, **settings, bias=bias))
     plain = plain if kind is None else nn.quantised(plain, kind)
     made = nn.lora(plain, rank=3, match="expert_*", alpha=6)
     x, slope = pa.asarray(normal(9, 32)), pa.asarray(normal(9, 32, seed=1))
@@ -166,6 +208,7 @@ def test_weights_are_copied_at_most_a_few_times_whatever_the_groups():
     [
         ({"experts": 2, "per_token": 3}, "MixtureOfExperts: per_token is 3; it must be from 1 to experts, 2"),
         ({"experts": 2, "per_token": 0}, "MixtureOfExperts: per_token is 0; it must be from 1 to experts, 2"),
+        ({"experts": 2, "per_token": 1, "swiglu_limit": 0}, "MixtureOfExperts: swiglu_limit is 0; it must be positive"),
         ({"experts": 2, "per_token": 1, "activation": "tanh"}, "MixtureOfExperts: activation is 'tanh'; it must be"),
     ],
 )
