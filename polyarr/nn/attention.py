@@ -1,15 +1,22 @@
 """Multi-head self-attention with its key-value cache, and the pre-norm transformer block."""
 
+import math
+
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
 from polyarr.core.spec import bfloat16, float16, float32, int32
 from polyarr.core.spec import bool as bool_
-from polyarr.nn.init import Initializer
+from polyarr.nn.init import Initializer, constant
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
 from polyarr.nn.module import Module
 from polyarr.nn.rotary import RotaryTables, by_row, rotary
 from polyarr.ops.validation import check_array, whole, within
+
+# Attention with sinks stores the scores if there are at most so many queries; otherwise it copies the keys, with the
+# sink as one more key.
+MAX_STORED_QUERIES = 8
+_SINK_COLUMNS = 8  # added to queries and keys then, of which one is used: tensor cores need rows of multiples of 8
 
 
 class KeyValueCache(Module):
@@ -136,6 +143,8 @@ class MultiHeadAttention(Module):
         k_norm: Norm of keys, likewise.
         scale: Factor of the scores; None for 1 / sqrt(head_size).
         softcap: Limit c of the scores, which become c tanh(score / c); None for no limit.
+        sinks: Whether each head has an attention sink: a learned logit, 0 at first, that joins the scores in the
+            softmax, and whose probability is then dropped.
         init: Initializer of the first projection, as in Linear.
         out_init: Initializer of the output projection.
 
@@ -148,7 +157,8 @@ class MultiHeadAttention(Module):
         >>> nn.MultiHeadAttention(8, 2, causal=True)(pa.ones((1, 5, 8))).shape
         (1, 5, 8)
 
-    Source: Vaswani et al. 2017, arXiv:1706.03762; for n_kv_heads Ainslie et al. 2023, arXiv:2305.13245
+    Source: Vaswani et al. 2017, arXiv:1706.03762; for n_kv_heads Ainslie et al. 2023, arXiv:2305.13245; for sinks
+    OpenAI 2025, arXiv:2508.10925
     """
 
     def __init__(
@@ -166,6 +176,7 @@ class MultiHeadAttention(Module):
         k_norm: RMSNorm | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        sinks: bool = False,
         init: Initializer | None = None,
         out_init: Initializer | None = None,
     ) -> None:
@@ -180,6 +191,7 @@ class MultiHeadAttention(Module):
         self.head_size = emb_dim // n_heads if head_size is None else whole(name, "head_size", head_size)
         self.causal, self.drop_rate = causal, within(name, "the dropout rate", drop_rate, 0, 1)
         self.q_norm, self.k_norm, self.scale, self.softcap = q_norm, k_norm, scale, softcap
+        self.sinks = constant(0)((n_heads,)) if sinks else None
         rows = (n_heads + 2 * self.n_kv_heads) * self.head_size
         self.qkv = Linear(emb_dim, rows, bias=qkv_bias, init=init)
         self.out = Linear(n_heads * self.head_size, emb_dim, bias=out_bias, init=out_init)
@@ -279,12 +291,23 @@ class MultiHeadAttention(Module):
     ) -> Array:
         """Return the attention of queries (..., T, D) to keys and values (..., S, D), an array like the queries."""
         draw = random.draw() if rate else (0, 0)
-        if self.softcap is None:
+        if self.softcap is None and self.sinks is None:
             return ops.attention(q, k, v, mask, *draw, causal=causal, scale=self.scale, dropout_rate=rate)
-        weights = _capped_weights(q, k, mask, causal, self.scale or self.head_size**-0.5, self.softcap)
+        scale, sinks = self.scale or self.head_size**-0.5, None
+        if self.sinks is not None:
+            sinks = ops.reshape(self.sinks, shape=(*q.shape[1:-2], -1, 1))  # (..., T or 1, 1)
+            if self.softcap is None and math.prod(q.shape[1:-1]) > MAX_STORED_QUERIES * self.n_heads:
+                inputs = _with_sink_key(q, k, v, mask, sinks / scale)
+                return ops.attention(*inputs, *draw, causal=causal, scale=scale, dropout_rate=rate)[..., : v.shape[-1]]
+        scores = _scores(q, k, mask, causal, scale, self.softcap)
+        weights = ops.softmax(scores, axis=-1)
         if rate:
             weights = ops.dropout(weights, *draw, rate=rate)
-        return ops.matmul(ops.astype(weights, dtype=v.dtype), v)
+        y = ops.matmul(ops.astype(weights, dtype=v.dtype), v)
+        if sinks is None:
+            return y
+        rest = ops.sigmoid(ops.logsumexp(scores, axis=-1, keepdims=True) - sinks)  # (..., T, 1): 1 - the sink's share
+        return y * ops.astype(rest, dtype=y.dtype)
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -294,22 +317,55 @@ def _normed(norm: RMSNorm | None, x: Array) -> Array:
     return ops.reshape(norm(ops.reshape(x, shape=(*x.shape[:2], -1))), shape=x.shape)
 
 
-def _capped_weights(q: Array, k: Array, mask: Array | None, causal: bool, scale: float, cap: float) -> Array:
-    """Return the attention weights (..., T, S) of scores that are limited to values from -cap to cap.
+def _with_sink_key(
+    q: Array, k: Array, v: Array, mask: Array | None, score: Array
+) -> tuple[Array, Array, Array, Array | None]:
+    """Return queries, keys, values and mask with one more key, the first, which has a given score and the value 0.
 
-    A query that may attend to no key has equal weights.
+    One more column of the queries holds the score, and the same column of the key a 1.
+
+    Args:
+        q: Queries (..., T, D).
+        k: Keys (..., S, D).
+        v: Values (..., S, D).
+        mask: Attention mask, as in polyarr.attention.
+        score: Score before it is scaled, which broadcasts to (..., T, 1).
+
+    Returns:
+        Tuple of q (..., T, D + 8), k and v (..., S + 1, D + 8), whose new columns are else 0, and the mask.
+    """
+    size, s = k.shape[-1], k.shape[-2]
+
+    def wide(a: Array, rows: int) -> Array:
+        return ops.pad(a, pad_width=(*[(0, 0)] * (a.ndim - 2), (rows, 0), (0, _SINK_COLUMNS)))
+
+    is_column = ops.iota(0, 1, q, size=size + _SINK_COLUMNS, dtype=int32) == size  # (D + 8,)
+    is_sink = (ops.iota(0, 1, q, size=s + 1, dtype=int32) == 0)[:, None] & is_column  # (S + 1, D + 8)
+    if mask is not None:
+        mask = ops.broadcast_to(mask, shape=(*mask.shape[:-1], s))
+        seen = ops.fill(mask.dtype == bool_, mask, shape=(*mask.shape[:-1], 1), dtype=mask.dtype)  # true, or 0
+        mask = ops.concat([seen, mask], axis=-1)
+    q = ops.where(is_column, ops.astype(score, dtype=q.dtype), wide(q, 0))
+    return q, ops.where(is_sink, 1, wide(k, 1)), wide(v, 1), mask
+
+
+def _scores(q: Array, k: Array, mask: Array | None, causal: bool, scale: float, cap: float | None) -> Array:
+    """Return the scores (..., T, S), limited to values from -cap to cap unless it is None, and -1e30 if masked.
+
+    A query that may attend to no key has equal scores.
     """
     scores = ops.matmul(q, ops.matrix_transpose(k)) * scale
     if scores.dtype in (float16, bfloat16):
         scores = ops.astype(scores, dtype=float32)
-    scores = cap * ops.tanh(scores / cap)
+    if cap is not None:
+        scores = cap * ops.tanh(scores / cap)
     if mask is not None and mask.dtype != bool_:
-        scores, mask = scores + mask, None
+        scores, mask = ops.maximum(scores + mask, -1e30), None
     if causal:
         t, s = scores.shape[-2:]
         before = ops.tril(ops.fill(True, scores, shape=(t, s), dtype=bool_), k=s - t)
         mask = before if mask is None else mask & before
-    return ops.softmax(scores if mask is None else ops.where(mask, scores, -1e30), axis=-1)
+    return scores if mask is None else ops.where(mask, scores, -1e30)
 
 
 class TransformerBlock(Module):
