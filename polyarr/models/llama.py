@@ -105,6 +105,7 @@ class LlamaConfig(Config):
         embedding_scale: Factor of the embeddings.
         attention_scale: Factor of the attention scores; None for 1 / sqrt(head_size).
         attention_softcap: Limit c of the attention scores, which become c tanh(score / c); None for no limit.
+        attention_sinks: Whether each head has a learned logit that joins the scores in the softmax.
         logit_softcap: Limit of the logits, likewise.
         logit_divisor: Number that the logits are divided by.
         residual_scale: Factor of what attention and feed-forward layer add to the residual connection.
@@ -117,6 +118,9 @@ class LlamaConfig(Config):
         expert_blocks: Whether the feed-forward layer of each block has experts, 1 or 0. A shorter list is repeated; an
             empty one stands for ones.
         normalize_experts: Whether the probabilities of the chosen experts are divided by their sum.
+        expert_bias: Whether router and experts have biases.
+        swiglu_limit: Limit of gate and up of the experts, which then compute gate * sigmoid(1.702 * gate) * (up + 1)
+            in place of activation(gate) * up; None for no limit, and the activation.
         shared_dim: Width of an expert that all tokens have, behind a gate; 0 for none.
         router_loss: Factor of the load-balancing loss, which training adds to the loss.
 
@@ -149,6 +153,7 @@ class LlamaConfig(Config):
     embedding_scale: float = 1.0
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     logit_softcap: float | None = None
     logit_divisor: float = 1.0
     residual_scale: float = 1.0
@@ -159,6 +164,8 @@ class LlamaConfig(Config):
     expert_dim: int | None = None
     expert_blocks: tuple[int, ...] = ()
     normalize_experts: bool = False
+    expert_bias: bool = False
+    swiglu_limit: float | None = None
     shared_dim: int = 0
     router_loss: float = 0.0
 
@@ -178,7 +185,7 @@ class LlamaConfig(Config):
         activations = [name for name in ACTIVATIONS if name]
         for name, known in {"activation": activations, "norm_place": NORM_PLACES, "qk_norm": QK_NORMS}.items():
             self._check_known(name, getattr(self, name), known)
-        optional = ("attention_scale", "attention_softcap", "logit_softcap")
+        optional = ("attention_scale", "attention_softcap", "logit_softcap", "swiglu_limit")
         for name in ("embedding_scale", "residual_scale", "logit_divisor", *optional):
             if (value := getattr(self, name)) is not None or name not in optional:
                 self._check_number(name, value, 1e-6, _MAX_NUMBER)
@@ -217,7 +224,8 @@ class LlamaConfig(Config):
             if type(value) is not int or not least <= value <= most:
                 self._refuse(f"{name} is {shown(value)}; it must be an int from {least} to {most:,}")
         self._check_number("router_loss", self.router_loss, 0, _MAX_NUMBER)
-        names = ("expert_dim", "expert_blocks", "normalize_experts", "shared_dim", "router_loss")
+        names = ("expert_dim", "expert_blocks", "normalize_experts", "shared_dim", "router_loss", "expert_bias",
+                 "swiglu_limit")  # fmt: skip
         if not count and (given := [name for name in names if getattr(self, name)]):
             self._refuse(f"{given[0]} is {shown(getattr(self, given[0]))}, n_experts is 0; only experts have it")
 
@@ -295,6 +303,7 @@ class LlamaBlock(Module):
             k_norm=_head_norm(config, config.n_kv_heads),
             scale=config.attention_scale,
             softcap=config.attention_softcap,
+            sinks=config.attention_sinks,
             init=init,
             out_init=out_init,
         )
@@ -307,6 +316,8 @@ class LlamaBlock(Module):
                 normalize=config.normalize_experts,
                 shared=config.shared_dim,
                 activation=config.activation,
+                bias=config.expert_bias,
+                swiglu_limit=config.swiglu_limit,
                 init=init,
                 out_init=out_init,
             )

@@ -9,10 +9,14 @@ from polyarr.models.batch import CHUNK
 
 SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
 EXPERTS = {"n_experts": 5, "experts_per_token": 2, "expert_dim": 40, "shared_dim": 10}
+GPT_OSS = {"n_experts": 5, "experts_per_token": 2, "expert_bias": True, "swiglu_limit": 2.0, "attention_sinks": True}
 MODELS = {
     "gpt": lambda: GPTModel({**SIZES, "drop_rate": 0.1, "qkv_bias": True}),
     "llama": lambda: LlamaModel({**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [6, 0]}),
     "experts": lambda: LlamaModel({**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **EXPERTS}),
+    "gpt-oss": lambda: LlamaModel(
+        {**SIZES, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **GPT_OSS, "windows": [6, 0]}
+    ),
 }
 SAMPLINGS = (
     {"temperature": 0},
@@ -152,6 +156,9 @@ def test_reused_prefixes_change_no_bit(kind, backend):
             {**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, "windows": [CHUNK + 9, 0]}
         ),
         "experts": lambda: LlamaModel({**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **EXPERTS}),
+        "gpt-oss": lambda: LlamaModel(
+            {**sizes, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8, **GPT_OSS, "windows": [CHUNK + 9, 0]}
+        ),
     }
     pa.random.seed(0)
     batch, generator = Batch(pa.tree.map(lambda p: p * 6, long[kind]()), 3), np.random.default_rng(0)

@@ -77,6 +77,10 @@ def test_parameter_counts_are_the_published_ones(name, count):
         ({"n_experts": None, "experts_per_token": 2}, "n_experts is None; it must be an int from 0 to"),
         ({"n_experts": True}, "n_experts is True; it must be an int from 0 to"),
         ({"n_experts": 2, "experts_per_token": 1, "expert_dim": 0}, "expert_dim is 0; it must be an int from 1 to"),
+        ({"expert_bias": True}, "expert_bias is True, n_experts is 0; only experts have it"),
+        ({"swiglu_limit": 7.0}, "swiglu_limit is 7.0, n_experts is 0; only experts have it"),
+        ({"swiglu_limit": 0}, "swiglu_limit is 0; it must be a number from 1e-06 to"),
+        ({"attention_sinks": 1}, "attention_sinks is 1; it must be True or False"),
         ({"shared_dim": 8}, "shared_dim is 8, n_experts is 0; only experts have it"),
         ({"n_experts": 2, "experts_per_token": 1, "router_loss": -1}, "router_loss is -1; it must be a number from 0"),
         ({"n_experts": 2, "experts_per_token": 1, "expert_blocks": [0]}, "expert_blocks has no 1; leave out n_experts"),
@@ -103,7 +107,12 @@ GRANITE = {"embedding_scale": 3.0, "attention_scale": 0.3, "residual_scale": 0.7
 SMOLLM3 = {"rotary_blocks": [1, 0], "windows": [0, 3]}
 MIXTRAL = {"n_experts": 5, "experts_per_token": 2, "normalize_experts": True, "router_loss": 0.3}
 QWEN2_MOE = {"n_experts": 3, "experts_per_token": 2, "expert_dim": 10, "shared_dim": 6, "expert_blocks": [0, 1]}
-FAMILIES = [{}, QWEN3, OLMO2, GEMMA, PHI3, GRANITE, SMOLLM3, MIXTRAL, QWEN2_MOE]
+GPT_OSS = {
+    "n_experts": 5, "experts_per_token": 3, "normalize_experts": True, "expert_bias": True, "swiglu_limit": 0.5,
+    "attention_sinks": True, "qkv_bias": True, "out_bias": True, "windows": [3, 0],
+    "rope_scaling": [4.0, 1.0, 32.0, 8, "yarn", 1.1, [], [], False],
+}  # fmt: skip
+FAMILIES = [{}, QWEN3, OLMO2, GEMMA, PHI3, GRANITE, SMOLLM3, MIXTRAL, QWEN2_MOE, GPT_OSS]
 
 
 @pytest.mark.parametrize("changes", [*FAMILIES, {"tie_embeddings": True, "qkv_bias": True, "out_bias": True}])
@@ -183,7 +192,7 @@ def test_limits_hold_and_do_nothing_to_small_numbers():
 def test_padding_changes_no_text(backend):
     """Beside windows, limits of the scores and norms of queries and keys, too."""
     pa.random.seed(0)
-    for changes in (QWEN3, GEMMA, PHI3, SMOLLM3):
+    for changes in (QWEN3, GEMMA, PHI3, SMOLLM3, GPT_OSS):
         model, x = pa.tree.map(lambda p: p * 4, small(**changes)), tokens(2, 5)
         padded = pa.concat([x[:1], pa.concat([pa.zeros((1, 2), dtype=pa.int32), x[1:, :3]], axis=1)])
         found = generate(model, padded, 6, padding=pa.asarray([0, 2]), temperature=0).numpy()
