@@ -113,6 +113,8 @@ def save_adapters(
     found = {own: layer for own, layer in _linear_layers(model).items() if type(layer) is LoRALinear}
     if not found:
         raise ValueError("save_adapters: the model has no adapters; nn.lora gives it some")
+    if stacked := [own for own in found if form.is_stacked(own + ".weight")]:
+        raise ValueError(f"save_adapters: {listed(stacked)}: PEFT has no adapters of experts that are one array")
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")

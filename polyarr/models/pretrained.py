@@ -5,7 +5,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -225,9 +225,16 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
         _, shares = form.share(own)
         counts, row = _split(model, form, own, leaf)
         for name, rows in zip(names, counts, strict=True):
-            shape = [rows * shares, *row]
-            wanted[name] = shape[::-1] if transposed else shape
+            shape = [rows, *row]
+            shape[form.is_stacked(own)] *= shares
+            wanted[name] = _swapped(shape) if transposed else shape
     return wanted
+
+
+def _swapped(shape: Iterable[int]) -> list[int]:
+    """Return a shape with the last two axes swapped."""
+    *first, rows, columns = shape
+    return [*first, columns, rows]
 
 
 def _split(model: LanguageModel, form: Format, own: str, leaf: Array | Spec) -> tuple[list[int], tuple[int, ...]]:
@@ -273,7 +280,8 @@ def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarr
         parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
     index, shares = form.share(own)
-    return np.split(joined.T if transposed else joined, shares)[index]
+    joined = joined.swapaxes(-1, -2) if transposed else joined
+    return joined[:, index::shares] if form.is_stacked(own) else np.split(joined, shares)[index]
 
 
 def _specs_of_codes(
@@ -384,15 +392,15 @@ def _bytes(source: Source) -> int:
 def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, Source]:
     """Return the other program's arrays by name, each of which is read from the model when it is written."""
     pieces: dict[str, list[tuple[Source, slice]]] = {}  # gate comes before up, as in files that have both in one array
-    transposed: dict[str, bool] = {}
+    layouts: dict[str, tuple[bool, bool]] = {}  # whether an array is transposed, and whether it is stacked
     for own, leaf in _weights_of(model).items():
         names, is_transposed = form.parts(own)
         counts, row = _split(model, form, own, leaf.spec)
         ends, rows = np.cumsum(counts).tolist(), _in_rows(leaf, row)
         for name, start, end in zip(names, [0, *ends], ends, strict=False):
             pieces.setdefault(name, []).append((rows, slice(start, end)))
-            transposed[name] = is_transposed
-    return {name: _source(parts, transposed[name], dtype) for name, parts in pieces.items()}
+            layouts[name] = is_transposed, form.is_stacked(own)
+    return {name: _source(parts, *layouts[name], dtype) for name, parts in pieces.items()}
 
 
 def _weights_of(model: LanguageModel) -> dict[str, Source]:
@@ -418,12 +426,20 @@ def _in_rows(leaf: Source, row: tuple[int, ...]) -> Source:
     return Source(Spec((count, *row), leaf.spec.dtype), lambda: leaf.read().reshape(count, *row))
 
 
-def _source(pieces: list[tuple[Source, slice]], transposed: bool, dtype: np.dtype) -> Source:
-    shape = (sum(rows.stop - rows.start for _, rows in pieces), *pieces[0][0].spec.shape[1:])
-    return Source(Spec(shape[::-1] if transposed else shape, dtype), partial(_joined, pieces, transposed))
+def _source(pieces: list[tuple[Source, slice]], transposed: bool, stacked: bool, dtype: np.dtype) -> Source:
+    shape = [sum(rows.stop - rows.start for _, rows in pieces), *pieces[0][0].spec.shape[1:]]
+    if stacked:
+        shape[:2] = shape[0] // len(pieces), shape[1] * len(pieces)
+    spec = Spec(tuple(_swapped(shape) if transposed else shape), dtype)
+    return Source(spec, partial(_joined, pieces, transposed, stacked))
 
 
-def _joined(pieces: list[tuple[Source, slice]], transposed: bool) -> np.ndarray:
+def _joined(pieces: list[tuple[Source, slice]], transposed: bool, stacked: bool) -> np.ndarray:
     parts = [leaf.read()[rows] for leaf, rows in pieces]
-    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return joined.T if transposed else joined
+    if len(parts) == 1:
+        joined = parts[0]
+    elif stacked:  # the rows of an expert alternate
+        joined = np.stack(parts, axis=2).reshape(len(parts[0]), -1, *parts[0].shape[2:])
+    else:
+        joined = np.concatenate(parts)
+    return joined.swapaxes(-1, -2) if transposed else joined

@@ -28,6 +28,8 @@ GPT = {**SIZES, "drop_rate": 0.1, "qkv_bias": True, "tie_embeddings": True}
 LLAMA = {**SIZES, "n_kv_heads": 2, "hidden_dim": 12, "head_size": 6, "rope_scaling": [8.0, 1.0, 4.0, 16]}
 GEMMA = {"activation": "gelu_tanh", "norm_offset": 1.0, "embedding_scale": 8**0.5, "tie_embeddings": True}
 EXPERTS = {"n_experts": 3, "experts_per_token": 2}
+GPT_OSS = {"attention_sinks": True, "expert_bias": True, "normalize_experts": True, "swiglu_limit": 7.0}
+GPT_OSS |= {"qkv_bias": True, "out_bias": True}
 MODELS = {
     "gpt2": lambda: GPTModel(GPT),
     "llama": lambda: LlamaModel({**LLAMA, "qkv_bias": True, "out_bias": True, "ff_bias": True}),
@@ -58,6 +60,7 @@ MODELS = {
     "qwen2_moe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qkv_bias": True, "shared_dim": 9, "expert_blocks": [0, 1]}),
     "qwen3_moe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "head", "expert_dim": 5, "router_loss": 0.1}),
     "olmoe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "all"}),
+    "gpt_oss": lambda: LlamaModel({**LLAMA, **EXPERTS, **GPT_OSS, "windows": [4, 0]}),
 }
 
 

@@ -142,6 +142,16 @@ CONFIGS = {
         norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True,
     ),
     "olmoe": lambda: transformers.OlmoeConfig(**_DEEP, **_NO_TOKENS, num_experts=10, num_experts_per_tok=4),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_DEEP, **_NO_TOKENS, head_dim=12, num_local_experts=6, num_experts_per_tok=3, sliding_window=9,
+        rope_parameters={**_YARN, "truncate": False},
+    ),
+    # Gate and up are often at a limit as low as this.
+    "gpt_oss, no scaling": lambda: transformers.GptOssConfig(
+        **_LLAMA, **_NO_TOKENS, num_local_experts=5, num_experts_per_tok=4, sliding_window=7, swiglu_limit=0.5,
+        attention_bias=False, layer_types=["full_attention", "sliding_attention"],
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+    ),
 }  # fmt: skip
 
 
@@ -201,7 +211,7 @@ def test_logits_gradients_and_greedy_text_are_transformers(theirs, backend, tmp_
     np.testing.assert_array_equal(generate(ours, pa.asarray(prompt), 64, temperature=0).numpy(), wanted)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_the_load_balancing_loss_is_transformers(name, recompute, backend, tmp_path):
     """The loss that trains, with gradients of routers; an evaluation has the cross-entropy alone."""
@@ -222,7 +232,9 @@ def test_the_load_balancing_loss_is_transformers(name, recompute, backend, tmp_p
     loss, grads = pa.value_and_grad(lambda m: m.loss(inputs, targets))(ours)
     assert float(loss) == pytest.approx(float(plain + 0.7 * aux), rel=1e-5)
     number = next(number for number, block in enumerate(ours.blocks) if hasattr(block.ff, "router"))
-    found, wanted = grads.blocks[number].ff.router.weight.numpy(), theirs.model.layers[number].mlp.gate.weight.grad
+    mlp = theirs.model.layers[number].mlp
+    router = mlp.router if name == "gpt_oss" else mlp.gate
+    found, wanted = grads.blocks[number].ff.router.weight.numpy(), router.weight.grad
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max()))
     save_pretrained(tmp_path / "again", ours)
     assert load_pretrained(tmp_path / "again").config == ours.config

@@ -60,6 +60,7 @@ class Family(NamedTuple):
         local_theta: Default of "rope_local_base_freq", the base of blocks with a window; None if all have the same.
         has_scaled_embeddings: Whether embeddings are multiplied by the root of their width.
         scalar: Default of "query_pre_attn_scalar", whose inverse root scales the scores; None for the size of a head.
+        default_scaling: Default of "rope_scaling".
         scalings: Types of "rope_scaling" that the family has beside "default" and "dynamic".
         is_partial: Whether "partial_rotary_factor" says how much of each head has rotary embeddings.
         interval: Default of "no_rope_layer_interval": every block of this number has no rotary embeddings; None if all
@@ -84,6 +85,7 @@ class Family(NamedTuple):
     local_theta: float | None = None
     has_scaled_embeddings: bool = False
     scalar: int | None = None
+    default_scaling: Mapping[str, Any] = _NONE
     scalings: tuple[str, ...] = ("linear", "llama3", "yarn")
     is_partial: bool = False
     interval: int | None = None
@@ -125,7 +127,7 @@ class Family(NamedTuple):
         found |= {"head_dim": config.head_size, "rms_norm_eps": config.norm_eps}
         found |= {"tie_word_embeddings": config.tie_embeddings, "rope_theta": config.rope_theta}
         scaling = config.rope_scaling and written_scaling(config.rope_scaling)
-        found["rope_scaling"] = scaling
+        found["rope_scaling"] = scaling or ({"rope_type": "default"} if self.default_scaling else None)
         if self.is_partial:
             share = (config.rotary_size or config.head_size) / config.head_size
             found["partial_rotary_factor"] = math.ceil(1e6 * share) / 1e6  # readers round share * head_size down
@@ -180,8 +182,8 @@ class Family(NamedTuple):
 
     def _experts(self, given: Mapping[str, Any], fields: Mapping[str, Any], count: Any) -> dict[str, Any]:
         """Return the fields of experts that need more than a setting each; transformers adds the loss only if told."""
-        if "shared_dim" in fields:
-            positive(given, *self.settings["shared_dim"])
+        for name in {"shared_dim", "swiglu_limit"} & fields.keys():
+            positive(given, *self.settings[name])
         has_loss = given.get("output_router_logits", False)
         loss = given.get("router_aux_loss_coef", self.router_loss) if has_loss else 0.0
         found: dict[str, Any] = {"router_loss": loss}
@@ -196,7 +198,7 @@ class Family(NamedTuple):
 
     def _rotary(self, given: Mapping[str, Any], head_size: Any) -> dict[str, Any]:
         """Return the fields of rotary embeddings, which transformers 5 has in one dict or one by kind of block."""
-        found = mapping(given.get("rope_parameters") or given.get("rope_scaling"))
+        found = mapping(given.get("rope_parameters") or given.get("rope_scaling") or self.default_scaling)
         local, found = mapping(found.get("sliding_attention")), mapping(found.get("full_attention", found))
         theta = found.get("rope_theta", given.get("rope_theta", self.theta))
         fields = {"rope_theta": theta, "rope_scaling": scaling_of(found, given, self.scalings)}

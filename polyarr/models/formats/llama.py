@@ -3,6 +3,7 @@
 from typing import Any
 
 from polyarr.models.formats.family import BLOCK, SILU, Family
+from polyarr.models.formats.scaling import ORIGINAL_LENGTH
 from polyarr.models.formats.tables import layer, positive
 
 _OUT_NORMS = {  # of families with norms after attention and feed-forward layer
@@ -48,6 +49,15 @@ _MIXTRAL_LAYERS = {
     "blocks.*.ff.expert_gate": layer(f"{BLOCK}.block_sparse_moe.experts.#.w1"),
     "blocks.*.ff.expert_up": layer(f"{BLOCK}.block_sparse_moe.experts.#.w3"),
     "blocks.*.ff.expert_down": layer(f"{BLOCK}.block_sparse_moe.experts.#.w2"),
+}
+_GPT_OSS_EXPERTS = layer(f"{BLOCK}.mlp.experts", stacked=True, transposed=True)  # (experts, in, out)
+_GPT_OSS_GATE_UP = _GPT_OSS_EXPERTS._replace(weight="gate_up_proj", bias="gate_up_proj_bias")
+_GPT_OSS_LAYERS = {
+    "blocks.*.att": layer(f"{BLOCK}.self_attn"),  # whose sinks are no layer's
+    "blocks.*.ff.router": layer(f"{BLOCK}.mlp.router"),
+    "blocks.*.ff.expert_gate": _GPT_OSS_GATE_UP._replace(share=(0, 2)),
+    "blocks.*.ff.expert_up": _GPT_OSS_GATE_UP._replace(share=(1, 2)),
+    "blocks.*.ff.expert_down": _GPT_OSS_EXPERTS._replace(weight="down_proj", bias="down_proj_bias"),
 }
 _OF_GEMMA: dict[str, Any] = {"tied": True, "head_dim": 256, "has_scaled_embeddings": True}
 _GEMMA_FLAGS = {"activation": "gelu_tanh", "norm_offset": 1.0}
@@ -195,6 +205,28 @@ FAMILIES = (
         layers=_EXPERTS,
         eps=1e-5,
         router_loss=0.01,
+    ),
+    Family(
+        "gpt_oss",
+        "GptOss",
+        {
+            "n_experts": ("num_local_experts", 128),
+            "experts_per_token": ("num_experts_per_tok", 4),
+            "swiglu_limit": ("swiglu_limit", 7.0),
+            "qkv_bias": ("attention_bias", True),
+            "out_bias": ("attention_bias", True),
+        },
+        {"attention_sinks": True, "expert_bias": True, "normalize_experts": True},
+        fixed=SILU | {"swiglu_alpha": (1.702,)},
+        layers=_GPT_OSS_LAYERS,
+        windows=("sliding_window", "layer_types"),
+        window=128,
+        is_windowed=lambda given, number: number % 2 == 0,
+        head_dim=64,
+        eps=1e-5,
+        theta=150_000.0,
+        default_scaling={"rope_type": "yarn", "factor": 32.0, "truncate": False, ORIGINAL_LENGTH: 4096},
+        router_loss=0.001,
     ),
 )
 FORMATS = {family.kind: family.format() for family in FAMILIES}

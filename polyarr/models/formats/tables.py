@@ -17,11 +17,12 @@ class Layer(NamedTuple):
     Attributes:
         names: Names of the other program's layers, with a star for the number of the block, and # for the number of the
             expert where polyarr's weight has those of all experts, one after the other.
-        share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's.
+        share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's; of each expert's
+            rows in a stacked layer, where the parts alternate: row i is of part i % n.
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
         stacked: Whether the other program's array has the weights of all experts, (experts, out, in), as polyarr's.
         weight: Name of the weight.
-        bias: Name of the bias.
+        bias: Name of the bias. Other arrays have polyarr's names.
     """
 
     names: tuple[str, ...]
@@ -32,8 +33,8 @@ class Layer(NamedTuple):
     bias: str = "bias"
 
     def arrays(self, own: str, number: str) -> tuple[str, ...]:
-        """Return the other program's names of the array `own`, "weight" or "bias", in the block with this number."""
-        suffix = {"weight": self.weight, "bias": self.bias}[own]
+        """Return the other program's names of the array `own`, such as "weight", in the block with this number."""
+        suffix = {"weight": self.weight, "bias": self.bias}.get(own, own)
         return tuple(f"{name.replace('*', number)}.{suffix}" for name in self.names)
 
 
@@ -69,7 +70,7 @@ class Format(NamedTuple):
         return found.arrays(own, number), found.transposed and own == "weight"
 
     def share(self, name: str) -> tuple[int, int]:
-        """Return (i, n): one of polyarr's arrays is part i of n equal parts of the rows of the other program's."""
+        """Return (i, n): one of polyarr's arrays is part i of n equal parts of the other program's, as in Layer."""
         return self._layer(name)[0].share
 
     def is_stacked(self, name: str) -> bool:
