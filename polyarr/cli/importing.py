@@ -21,7 +21,7 @@ from polyarr.training.pretrained import import_model
 )
 @dtype_option
 @click.option(
-    "--keep-quantized", is_flag=True, help="Keep linear layers quantized: Q8_0 and Q4_0 of a GGUF file, AWQ, GPTQ."
+    "--keep-quantized", is_flag=True, help="Keep layers quantized: Q8_0 and Q4_0 of a GGUF file, AWQ, GPTQ, MXFP4."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(
@@ -30,9 +30,9 @@ def command(
 ) -> None:
     """Import a language model from a Hugging Face folder, a safetensors file or a GGUF file.
 
-    It may be a GPT-2, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma or OLMo, or the tutorial's GPT. A
-    safetensors file needs its config.json beside it. Quantized weights, of a GGUF file or a folder of AWQ or GPTQ, are
-    dequantized, or stay quantized with --keep-quantized. Nothing is ever unpickled.
+    It may be a GPT-2, gpt-oss, Llama, Mistral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma or OLMo, or the tutorial's
+    GPT. A safetensors file needs its config.json beside it. Quantized weights, of a GGUF file or a folder of AWQ, GPTQ
+    or MXFP4, are dequantized, or stay quantized with --keep-quantized. Nothing is ever unpickled.
     """
     given = None if tokenizer is None else load_tokenizer(tokenizer)
     model, found, *_ = import_model(

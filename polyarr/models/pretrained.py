@@ -24,6 +24,7 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import CONFIG, INDEX, PICKLED, WHOLE, hint_of_others, no_such, read_index, read_json
 from polyarr.models.formats import Format, format_of, written_format
 from polyarr.models.formats.gguf import read_gguf
+from polyarr.models.formats.mxfp4 import MXFP4Tensor
 from polyarr.models.formats.packed import PackedTensor, with_packed
 from polyarr.models.gpt import GPTConfig
 from polyarr.models.llama import LlamaConfig
@@ -74,11 +75,11 @@ def load_pretrained(
 ) -> LanguageModel:
     """Load a language model from a Hugging Face folder, a safetensors file beside its config.json, or a GGUF file.
 
-    The model may be a GPT-2, Llama, Mistral, Mixtral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or one with
-    their settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of Raschka's book,
-    whose config.json is its dict of settings. Arrays are read and converted one by one, the largest first, so that the
-    host needs hardly more memory than the model has. Nothing is ever unpickled. Quantized weights, of a GGUF file or a
-    folder of AWQ or GPTQ, are dequantized, unless `keep_quantized` is True.
+    The model may be a GPT-2, gpt-oss, Llama, Mistral, Mixtral, Phi, Granite, SmolLM3, Qwen, Seed-OSS, Gemma, OLMo or
+    one with their settings, such as SmolLM2, in one file or in several with an index. It may also be the GPT of
+    Raschka's book, whose config.json is its dict of settings. Arrays are read and converted one by one, the largest
+    first, so that the host needs hardly more memory than the model has. Nothing is ever unpickled. Quantized weights,
+    of a GGUF file or a folder of AWQ, GPTQ or MXFP4, are dequantized, unless `keep_quantized` is True.
 
     Settings may tie the output head to the embedding (tie_word_embeddings) although the file holds a head. If both have
     the same numbers the head is tied; otherwise the model keeps the head of the file, with a RuntimeWarning.
@@ -88,8 +89,9 @@ def load_pretrained(
         dtype: Dtype of the model's parameters; None: the file's, or float32 if the file has float64 or several
             dtypes. A GGUF file's is float32 if its matrices are, or else bfloat16.
         keep_quantized: Whether linear layers whose weights are all Q8_0, or all Q4_0, in a GGUF file become
-            nn.QuantizedLinear, with the bytes of the file; and so those of AWQ and GPTQ whose numbers fit into such
-            blocks without loss. Embeddings and other types are dequantized; with a RuntimeWarning if of AWQ or GPTQ.
+            nn.QuantizedLinear, with the bytes of the file; and so those of AWQ, GPTQ and MXFP4 whose numbers fit into
+            such blocks without loss, those of MXFP4 into Q8_0. Embeddings and other types are dequantized; with a
+            RuntimeWarning if of AWQ, GPTQ or MXFP4.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.
@@ -300,8 +302,9 @@ def _specs_of_codes(
 
 
 def _warn_of_dequantized(tensors: Tensors, kept: Collection[str]) -> None:
-    """Warn of weights of AWQ and GPTQ that do not stay quantized."""
-    if left := [name for name, a in tensors.items() if isinstance(a, PackedTensor) and name not in kept]:
+    """Warn of weights of AWQ, GPTQ and MXFP4 that do not stay quantized."""
+    packed = PackedTensor | MXFP4Tensor
+    if left := [name for name, a in tensors.items() if isinstance(a, packed) and name not in kept]:
         due = "those kept have 32 inputs in a row of one group, zero points that fit into int8, and scales into float16"
         warnings.warn(f"load_pretrained: {listed(left)}: dequantized; {due}", RuntimeWarning, stacklevel=4)
 

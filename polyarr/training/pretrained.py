@@ -69,7 +69,7 @@ def import_model(
         tokenizer: The tokenizer; None: the one beside the model, or, without one, texts are the numbers of tokens.
         adapters: Folder of adapters that `load_adapters` reads, to be merged into the weights; None: none.
         dtype: Dtype of the parameters; None: the file's, as in `load_pretrained`.
-        keep_quantized: Whether quantized matrices of a GGUF file, AWQ or GPTQ stay so, as in `load_pretrained`.
+        keep_quantized: Whether quantized matrices of a GGUF file, AWQ, GPTQ or MXFP4 stay so, as in `load_pretrained`.
         overwrite: Whether to replace a run in the folder.
 
     Returns:

@@ -225,8 +225,11 @@ def refusal(path):
     ("config", "reason"),
     [
         ("awq", "its quantization_config holds str; it must be a dict"),
-        ({"quant_method": "fp8"}, "its quantization_config has quant_method 'fp8'; polyarr reads 'awq' or 'gptq'"),
-        ({}, "its quantization_config has quant_method None; polyarr reads 'awq' or 'gptq'"),
+        (
+            {"quant_method": "fp8"},
+            "its quantization_config has quant_method 'fp8'; polyarr reads 'awq' or 'gptq' or 'mxfp4'",
+        ),
+        ({}, "its quantization_config has quant_method None; polyarr reads 'awq' or 'gptq' or 'mxfp4'"),
         ({**AWQ, "version": "gemv"}, "its quantization_config has version 'gemv'; polyarr reads 'gemm'"),
         ({**AWQ, "bits": 8}, "its quantization_config has bits 8; polyarr reads 4"),
         ({**AWQ, "zero_point": False}, "its quantization_config has zero_point False; polyarr reads True"),

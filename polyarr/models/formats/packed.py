@@ -1,4 +1,4 @@
-"""Quantized weights of AWQ and GPTQ in Hugging Face folders: integers in int32 words, with zero points and scales."""
+"""Quantized weights in Hugging Face folders, of AWQ and GPTQ: integers in int32 words, with zero points and scales."""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polyarr.core.spec import float16, float32, int8
+from polyarr.models.formats.mxfp4 import with_mxfp4
 from polyarr.models.formats.tables import Format
 from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.tensor_file import finite
@@ -147,7 +148,7 @@ def _group_size(packing: Packing, k: int) -> int:
 
 
 def with_packed(tensors: Mapping[str, Any], settings: Mapping[str, Any], form: Format) -> Mapping[str, Any]:
-    """Return the tensors of a folder with a PackedTensor for each quantized weight, in place of its stored arrays.
+    """Return the tensors of a folder with a PackedTensor or MXFP4Tensor for each quantized weight's stored arrays.
 
     Args:
         tensors: Tensors of the folder by full name.
@@ -159,6 +160,8 @@ def with_packed(tensors: Mapping[str, Any], settings: Mapping[str, Any], form: F
     """
     if settings.get("quantization_config") is None:
         return tensors
+    if _method(settings["quantization_config"]) == "mxfp4":
+        return with_mxfp4(tensors)
     packing = packing_of(settings["quantization_config"])
     if any(layer.transposed for layer in form.layers.values()):
         raise ValueError("its weights are quantized and stored as (in, out); polyarr reads quantized (out, in) alone")
@@ -177,9 +180,7 @@ def packing_of(given: Any) -> Packing:
     Raises:
         ValueError: polyarr does not read such weights.
     """
-    if not isinstance(given, dict):
-        raise ValueError(f"its quantization_config holds {type(given).__name__}; it must be a dict")
-    method = _known(given, "quant_method", None, ("awq", "gptq"))
+    method = _method(given)
     bits = _known(given, "bits", None, (4,) if method == "awq" else (4, 8))
     size = given.get("group_size", 128)
     if type(size) is not int or not (size > 0 or size == -1):
@@ -192,6 +193,13 @@ def packing_of(given: Any) -> Packing:
     zeros = _known(given, name, "gptq", tuple(_ZEROS_OF_GPTQ))
     has_order = _known(given, "desc_act", False, (False, True))
     return Packing(bits, size, is_awq=False, has_order=has_order, is_minus_one=_ZEROS_OF_GPTQ[zeros])
+
+
+def _method(given: Any) -> str:
+    """Return the quant_method of a quantization_config."""
+    if not isinstance(given, dict):
+        raise ValueError(f"its quantization_config holds {type(given).__name__}; it must be a dict")
+    return _known(given, "quant_method", None, ("awq", "gptq", "mxfp4"))
 
 
 def _known(given: Mapping[str, Any], name: str, default: Any, known: tuple) -> Any:

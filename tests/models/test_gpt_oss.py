@@ -1,0 +1,252 @@
+"""Folders of gpt-oss: experts in MXFP4 packed here number by number, and the names and layouts of their arrays."""
+
+import json
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+from safetensors.numpy import load_file, save_file
+
+import polyarr as pa
+from polyarr import nn
+from polyarr.models import (
+    LlamaModel,
+    PretrainedError,
+    load_adapters,
+    load_pretrained,
+    save_adapters,
+    save_gguf,
+    save_pretrained,
+)
+
+# What the codes 0 to 15 stand for.
+NUMBERS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+CONFIG = {
+    "vocab_size": 23, "context_length": 64, "emb_dim": 64, "n_heads": 4, "n_layers": 2, "n_kv_heads": 2,
+    "hidden_dim": 32, "head_size": 8, "n_experts": 3, "experts_per_token": 2, "normalize_experts": True,
+    "expert_bias": True, "swiglu_limit": 7.0, "attention_sinks": True, "qkv_bias": True, "out_bias": True,
+    "windows": [5, 0], "rope_theta": 150_000.0,
+}  # fmt: skip
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+EXPERTS = "model.layers.1.mlp.experts"
+TOKENS = np.array([[1, 5, 2, 7, 3, 22, 0, 9]])
+
+
+@pytest.fixture(autouse=True)
+def _on_numpy(on_numpy):
+    pa.random.seed(0)
+
+
+def model_of(**changes):
+    """Return a model whose parameters, also sinks and biases, are random."""
+    made = LlamaModel({**CONFIG, **changes}).eval()
+    return made.with_arrays({name: 0.3 * pa.random.normal(p.shape) for name, p in made.named_parameters().items()})
+
+
+def packed(shape, draw, exponents=(-6, 3)):
+    """Return blocks and scales of random weights (experts, out, in), and the weights in float64."""
+    e, n, k = shape
+    codes, scales = draw.integers(0, 16, shape), draw.integers(*exponents, (e, n, k // 32)) + 127
+    blocks, weights = np.zeros((e, n, k // 32, 16), np.uint8), np.zeros(shape)
+    for i, j, m in np.ndindex(shape):
+        block, at = divmod(m, 32)
+        blocks[i, j, block, at // 2] |= codes[i, j, m] << 4 * (at % 2)
+        weights[i, j, m] = NUMBERS[codes[i, j, m]] * 2.0 ** (scales[i, j, block] - 127)
+    return blocks, scales.astype(np.uint8), weights
+
+
+def written(folder, exponents=(-6, 3)):
+    """Write a bfloat16 model with random experts in MXFP4; return their weights by name, in float64."""
+    save_pretrained(folder, model_of(), dtype="bfloat16")
+    path, draw, weights = folder / "model.safetensors", np.random.default_rng(0), {}
+    arrays = load_file(path)
+    for name in [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]:
+        e, k, n = arrays.pop(name).shape
+        arrays[f"{name}_blocks"], arrays[f"{name}_scales"], weights[name] = packed((e, n, k), draw, exponents)
+    save_file(arrays, path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": MXFP4}))
+    return weights
+
+
+def read(model):
+    """Return the weights of the experts of a model, by the names of the folder."""
+    found = {}
+    for number, block in enumerate(model.blocks):
+        gate, up, down = (getattr(block.ff, f"expert_{part}").weight.numpy() for part in ("gate", "up", "down"))
+        both = np.empty((len(gate), 2 * gate.shape[1], gate.shape[2]), gate.dtype)
+        both[:, 0::2], both[:, 1::2] = gate, up
+        found |= {f"model.layers.{number}.mlp.experts.{n}": a for n, a in (("gate_up_proj", both), ("down_proj", down))}
+    return found
+
+
+def test_arrays_have_the_names_and_layouts_of_the_folder(tmp_path):
+    model = model_of()
+    save_pretrained(tmp_path, model)
+    arrays, ff = load_file(tmp_path / "model.safetensors"), model.blocks[1].ff
+    assert len([name for name in arrays if name.startswith("model.layers.1.")]) == 17
+    for expert in range(3):
+        gate_up, bias = arrays[f"{EXPERTS}.gate_up_proj"][expert], arrays[f"{EXPERTS}.gate_up_proj_bias"][expert]
+        assert gate_up.shape == (64, 2 * 32)
+        for start, layer in ((0, ff.expert_gate), (1, ff.expert_up)):
+            np.testing.assert_array_equal(gate_up[:, start::2], layer.weight[expert].numpy().T)
+            np.testing.assert_array_equal(bias[start::2], layer.bias[expert].numpy())
+        np.testing.assert_array_equal(arrays[f"{EXPERTS}.down_proj"][expert], ff.expert_down.weight[expert].numpy().T)
+        np.testing.assert_array_equal(arrays[f"{EXPERTS}.down_proj_bias"][expert], ff.expert_down.bias[expert].numpy())
+    np.testing.assert_array_equal(arrays["model.layers.1.mlp.router.bias"], ff.router.bias.numpy())
+    np.testing.assert_array_equal(arrays["model.layers.1.self_attn.sinks"], model.blocks[1].att.sinks.numpy())
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "float32", "float16"])
+def test_numbers_of_mxfp4_are_those_of_the_table(dtype, tmp_path):
+    weights = written(tmp_path)
+    model = load_pretrained(tmp_path, dtype=dtype)
+    found = read(model)
+    assert {p.dtype for p in model.named_parameters().values()} == {np.dtype(dtype or bfloat16)}
+    assert found.keys() == weights.keys() and len(weights) == 4
+    for name, weight in weights.items():
+        assert len(np.unique(weight)) > 20
+        np.testing.assert_array_equal(found[name].astype(np.float64), weight, err_msg=name)
+
+
+def test_the_least_and_largest_exponents_are_exact(tmp_path):
+    """From -127, where numbers are subnormal, and to 125, where 6 times a power of two is in the range of bfloat16."""
+    for exponents in ((-127, -120), (118, 126)):
+        weights = written(tmp_path / str(exponents[0]), exponents)
+        found = read(load_pretrained(tmp_path / str(exponents[0])))
+        for name, weight in weights.items():
+            np.testing.assert_array_equal(found[name].astype(np.float64), weight)
+            assert found[name].any()
+
+
+def test_numbers_beyond_a_dtype_are_refused(tmp_path):
+    """6 * 2 ** 14 is not in float16, in which 1 * 2 ** 14 is."""
+    written(tmp_path, (14, 15))
+    with pytest.raises(PretrainedError, match="_proj holds numbers that are not finite in float16"):
+        load_pretrained(tmp_path, dtype="float16")
+    arrays = load_file(tmp_path / "model.safetensors")
+    ones = {name: np.full_like(a, 0x2A) for name, a in arrays.items() if name.endswith("blocks")}  # -1 and 1
+    save_file(arrays | ones, tmp_path / "model.safetensors")
+    found = load_pretrained(tmp_path, dtype="float16").blocks[0].ff.expert_gate.weight.numpy()
+    np.testing.assert_array_equal(found[0, 0], np.tile([-(2.0**14), 2.0**14], 32))
+
+
+def test_experts_of_mxfp4_stay_quantized_without_loss(tmp_path, backend):
+    """Also their biases; other layers have no codes."""
+    weights = written(tmp_path / "a")
+    kept = load_pretrained(tmp_path / "a", dtype="float32", keep_quantized=True)
+    layer = kept.blocks[0].ff.expert_up
+    assert type(layer) is nn.QuantizedLinear and layer.codes.dtype == pa.int8 and layer.scale.dtype == pa.float16
+    assert type(kept.blocks[0].att.qkv) is type(kept.blocks[0].ff.router) is type(kept.out_head) is nn.Linear
+    for name, weight in read(kept).items():
+        np.testing.assert_array_equal(weight.astype(np.float64), weights[name])
+    plain, tokens = load_pretrained(tmp_path / "a", dtype="float32"), pa.asarray(TOKENS)
+    np.testing.assert_array_equal(layer.bias.numpy(), plain.blocks[0].ff.expert_up.bias.numpy())
+    np.testing.assert_allclose(kept(tokens).numpy(), plain(tokens).numpy(), rtol=1e-4, atol=1e-4)
+    save_pretrained(tmp_path / "b", kept)
+    again = load_pretrained(tmp_path / "b").named_parameters()
+    for name, p in plain.named_parameters().items():
+        np.testing.assert_array_equal(again[name].numpy(), p.numpy())
+
+
+def test_scales_beyond_float16_are_dequantized_with_a_warning(tmp_path):
+    written(tmp_path, (20, 25))
+    with pytest.warns(RuntimeWarning, match="gate_up_proj, .* and 1 more: dequantized; those kept have"):
+        model = load_pretrained(tmp_path, keep_quantized=True)
+    assert type(model.blocks[0].ff.expert_up) is nn.GroupedLinear
+
+
+def lost(arrays):
+    del arrays[f"{EXPERTS}.down_proj_scales"]
+
+
+def shorter(arrays):
+    arrays[f"{EXPERTS}.down_proj_scales"] = arrays[f"{EXPERTS}.down_proj_scales"][:, :3].copy()
+
+
+def flat(arrays):
+    arrays[f"{EXPERTS}.down_proj_blocks"] = arrays[f"{EXPERTS}.down_proj_blocks"].reshape(3, 64, 16)
+
+
+def signed(arrays):
+    arrays[f"{EXPERTS}.down_proj_blocks"] = arrays[f"{EXPERTS}.down_proj_blocks"].view(np.int8)
+
+
+def twice(arrays):
+    arrays[f"{EXPERTS}.down_proj"] = np.zeros((3, 32, 64), bfloat16)
+
+
+def fewer(arrays):
+    for last in ("blocks", "scales"):
+        arrays[f"{EXPERTS}.down_proj_{last}"] = arrays[f"{EXPERTS}.down_proj_{last}"][:2].copy()
+
+
+def not_a_number(arrays):
+    arrays[f"{EXPERTS}.down_proj_scales"][0, 0, 0] = 255
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lost, f"missing {EXPERTS}.down_proj_scales"),
+        (shorter, f"{EXPERTS}.down_proj_scales is [3, 3, 1] and must be [3, 64, 1] beside blocks [3, 64, 1, 16]"),
+        (flat, f"{EXPERTS}.down_proj_blocks is [3, 64, 16]; it must be [experts, out, in / 32, 16]"),
+        (signed, f"{EXPERTS}.down_proj_blocks is of I8 and must be of U8"),
+        (twice, f"{EXPERTS}.down_proj is there both with and without quantization; it must be one of them"),
+        (fewer, f"{EXPERTS}.down_proj is [2, 32, 64] and must be [3, 32, 64]"),
+        (not_a_number, f"{EXPERTS}.down_proj holds numbers that are not finite in bfloat16"),
+    ],
+)
+def test_damaged_folders_are_refused(damage, reason, tmp_path):
+    written(tmp_path)
+    arrays = load_file(tmp_path / "model.safetensors")
+    damage(arrays)
+    save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(PretrainedError) as caught:
+        load_pretrained(tmp_path)
+    assert str(caught.value) == f"load_pretrained: {tmp_path}: {reason}"
+
+
+def test_settings_that_are_left_out_are_those_of_the_class(tmp_path):
+    """A folder without "rope_scaling" has YaRN, unlike one of other families."""
+    save_pretrained(tmp_path, model_of())
+    path = tmp_path / "config.json"
+    settings = json.loads(path.read_text())
+    assert settings["rope_scaling"] == {"rope_type": "default"}
+    assert load_pretrained(tmp_path).config.rope_scaling is None
+    due = {"rope_scaling", "rope_theta", "sliding_window", "layer_types", "swiglu_limit", "rms_norm_eps"}
+    path.write_text(json.dumps({name: value for name, value in settings.items() if name not in due}))
+    found = load_pretrained(tmp_path).config
+    attention_factor = 0.1 * np.log(32) + 1
+    assert found.rope_scaling == nn.RotaryScaling(32, 1, 32, 4096, "yarn", attention_factor, (), (), False)
+    assert (found.rope_theta, found.windows, found.swiglu_limit, found.norm_eps) == (150_000, (128, 0), 7, 1e-5)
+    path.write_text(json.dumps({**settings, "swiglu_alpha": 1.5}))
+    with pytest.raises(PretrainedError, match=r"its swiglu_alpha is 1.5; polyarr's models have 1.702"):
+        load_pretrained(tmp_path)
+
+
+def test_adapters_of_attention_are_written_and_those_of_experts_refused(tmp_path):
+    """As PEFT has none of an array that is no layer; merged, all are written."""
+    model, tokens = model_of(), pa.asarray(TOKENS)
+    adapted = nn.lora(model, 2, "att.*").eval()
+    made = {n: 0.3 * pa.random.normal(p.shape) for n, p in adapted.named_parameters(only_trainable=True).items()}
+    adapted = adapted.with_arrays(made)
+    save_adapters(tmp_path / "a", adapted)
+    found = load_adapters(tmp_path / "a", model)(tokens).numpy()
+    np.testing.assert_allclose(found, adapted(tokens).numpy(), rtol=1e-5, atol=1e-5)
+    of_experts = nn.lora(model, 2, "expert_*").eval()
+    with pytest.raises(ValueError, match=r"^save_adapters: blocks.0.ff.expert_gate, .* and 3 more: PEFT has no"):
+        save_adapters(tmp_path / "b", of_experts)
+    made = {n: 0.3 * pa.random.normal(p.shape) for n, p in of_experts.named_parameters(only_trainable=True).items()}
+    of_experts = of_experts.with_arrays(made)
+    save_pretrained(tmp_path / "c", of_experts)
+    found = load_pretrained(tmp_path / "c")(tokens).numpy()
+    np.testing.assert_allclose(found, of_experts(tokens).numpy(), rtol=1e-4, atol=1e-4)
+    assert np.abs(found - model(tokens).numpy()).max() > 0.1
+
+
+def test_gguf_files_have_no_such_model(tmp_path):
+    pytest.importorskip("gguf")
+    with pytest.raises(ValueError, match="a model of the type 'gpt_oss'; GGUF files have gpt2") as caught:
+        save_gguf(tmp_path / "a.gguf", model_of())
+    assert "\n" not in str(caught.value)
