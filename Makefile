@@ -103,7 +103,8 @@ test-mesa: venv
 # and all other ops beside PyTorch's: that takes an environment of its own.
 test-transformers: $(BESIDE)/ready
 	$(BESIDE)/bin/pytest -q -n $(JOBS) --dist worksteal --skips $(SKIPS)/make-test-transformers.json \
-		tests/models/test_transformers.py tests/models/test_text_beside_transformers.py tests/models/test_encoder.py \
+		tests/models/test_transformers.py tests/models/test_gpt_oss.py \
+		tests/models/test_text_beside_transformers.py tests/models/test_encoder.py \
 		tests/models/test_image_models.py tests/text/test_conversations.py tests/training/test_records_beside_trl.py \
 		tests/ops/test_convolutions_beside_torch.py tests/ops/test_ops_beside_torch.py tests/ops/test_fft_beside_torch.py \
 		tests/ops/test_linalg_beside_torch.py tests/testing/test_adapters_beside_frameworks.py \

@@ -310,7 +310,7 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     (tmp_path / "text.txt").write_text(TEXT)
     save_pretrained("SmolLM2-135M", LlamaModel({**LLAMA, "context_length": 64, "qkv_bias": False}))
     (tmp_path / "SmolLM2-135M" / "tokenizer.json").write_text(byte_tokenizer().to_json())
-    others = r"^## (GGUF files|AWQ and GPTQ)\n.*?(?=^## )"  # see test_gguf.py and test_packed.py
+    others = r"^## (GGUF files|AWQ, GPTQ and MXFP4)\n.*?(?=^## )"  # see test_gguf.py and test_packed.py
     page = re.sub(others, "", PAGE.read_text(), flags=re.M | re.S)
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", page, re.M | re.S)
     assert [kind for kind, _ in blocks] == ["sh", "sh", "sh", "sh", "sh", "python", "python"]

@@ -12,6 +12,7 @@ from polyarr import nn
 from polyarr.models import (
     LlamaModel,
     PretrainedError,
+    generate,
     load_adapters,
     load_pretrained,
     save_adapters,
@@ -38,9 +39,11 @@ def _on_numpy(on_numpy):
 
 
 def model_of(**changes):
-    """Return a model whose parameters, also sinks and biases, are random."""
+    """Return a model whose parameters, also sinks and biases, are random; blocks outweigh the embedding."""
     made = LlamaModel({**CONFIG, **changes}).eval()
-    return made.with_arrays({name: 0.3 * pa.random.normal(p.shape) for name, p in made.named_parameters().items()})
+    held = made.named_parameters()
+    scales = {name: 0.1 if name.startswith(("tok_emb", "out_head")) else 0.4 for name in held}
+    return made.with_arrays({n: scales[n] * pa.random.normal(p.shape) + float("norm" in n) for n, p in held.items()})
 
 
 def packed(shape, draw, exponents=(-6, 3)):
@@ -250,3 +253,27 @@ def test_gguf_files_have_no_such_model(tmp_path):
     with pytest.raises(ValueError, match="a model of the type 'gpt_oss'; GGUF files have gpt2") as caught:
         save_gguf(tmp_path / "a.gguf", model_of())
     assert "\n" not in str(caught.value)
+
+
+def test_a_batch_of_prompts_and_mxfp4_are_transformers(tmp_path, backend):
+    """Prompts of different lengths, texts longer than the sliding window, and weights that transformers dequantizes."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    written(tmp_path)
+    given = {"dtype": torch.float32, "quantization_config": transformers.Mxfp4Config(dequantize=True)}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, **given).eval()
+    ours, padding = load_pretrained(tmp_path, dtype="float32"), np.array([14, 0, 8], np.int32)
+    prompts = np.random.default_rng(0).integers(1, 23, (3, 17))
+    mask = np.arange(17) >= padding[:, None]
+    wanted = theirs.generate(
+        torch.tensor(prompts * mask), attention_mask=torch.tensor(mask), max_new_tokens=30, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    ).numpy()  # fmt: skip
+    found = generate(ours, pa.asarray(prompts * mask), 30, padding=pa.asarray(padding), temperature=0).numpy()
+    np.testing.assert_array_equal(found, wanted)
+    assert all(len(set(row.tolist())) > 4 for row in found[:, 17:])
+    with torch.no_grad():
+        logits = theirs(torch.tensor(prompts)).logits.numpy()
+    np.testing.assert_allclose(ours(pa.asarray(prompts)).numpy(), logits, rtol=0, atol=1e-4)
+    for row, count in zip(found, padding.tolist(), strict=True):
+        alone = generate(ours, pa.asarray(row[None, count:17]), 30, temperature=0).numpy()
+        np.testing.assert_array_equal(alone[0], row[count:])

@@ -297,7 +297,7 @@ def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(current, "_default", current._default)  # which commands set
     written(tmp_path / "Qwen2.5-0.5B-AWQ", AWQ, LlamaModel({**LLAMA, "vocab_size": 260, "context_length": 64}))
     (tmp_path / "Qwen2.5-0.5B-AWQ" / "tokenizer.json").write_text(byte_tokenizer().to_json())
-    page = (ROOT / "docs" / "run-gpt2-or-a-llama.md").read_text().partition("\n## AWQ and GPTQ\n")[2]
+    page = (ROOT / "docs" / "run-gpt2-or-a-llama.md").read_text().partition("\n## AWQ, GPTQ and MXFP4\n")[2]
     block = re.search(r"^```sh\n(.*?)^```$", page, re.M | re.S)[1]
     for line in block.splitlines():
         main(shlex.split(line)[1:], standalone_mode=False)
