@@ -34,7 +34,9 @@ def test_a_draft_is_right_up_to_the_first_other_token():
     assert accepted([1, 2, 3], [0, 2, 3, 4]) == [0]
 
 
-@pytest.mark.parametrize(("kind", "has_model"), [("gpt", False), ("llama", True), ("experts", False)])
+@pytest.mark.parametrize(
+    ("kind", "has_model"), [("gpt", False), ("llama", True), ("experts", False), ("gpt-oss", False)]
+)
 def test_texts_are_those_without_drafts(opencl, kind, has_model):
     """Alone, and in random schedules, so that drafts begin and end within texts."""
     model, generator = model_of(kind), np.random.default_rng(0)

@@ -16,9 +16,15 @@ SIZES = {
 }  # fmt: skip
 
 
-def model():
+GPT_OSS = {
+    "n_experts": 4, "experts_per_token": 2, "expert_bias": True, "swiglu_limit": 7.0, "attention_sinks": True,
+    "windows": [6, 0],
+}  # fmt: skip
+
+
+def model(**changes):
     pa.random.seed(0)
-    return pa.tree.map(lambda p: p * 6, LlamaModel(SIZES))
+    return pa.tree.map(lambda p: p * 6, LlamaModel({**SIZES, **changes}))
 
 
 def asked(generator):
@@ -80,9 +86,10 @@ def by_row(parts):
     return {row: [part for part in parts if part.row == row] for row in {part.row for part in parts}}
 
 
-def test_each_caller_gets_what_it_would_get_alone(backend):
+@pytest.mark.parametrize("changes", [{}, GPT_OSS], ids=["llama", "gpt-oss"])
+def test_each_caller_gets_what_it_would_get_alone(changes, backend):
     """To the bit of each log-probability, in a random schedule in which some callers leave."""
-    generator, writer = np.random.default_rng(0), SharedWriter(model(), CharTokenizer(LETTERS), rows=4)
+    generator, writer = np.random.default_rng(0), SharedWriter(model(**changes), CharTokenizer(LETTERS), rows=4)
     waiting = [(int(generator.integers(60)), number, asked(generator)) for number in range(30)]
     calls, found, left = {}, {}, set()
     for step in range(10_000):
@@ -104,10 +111,11 @@ def test_each_caller_gets_what_it_would_get_alone(backend):
         assert all(mine == by_row(alone)[row][: len(mine)] for row, mine in by_row(parts).items())
 
 
-def test_texts_are_those_of_a_writer():
+@pytest.mark.parametrize("changes", [{}, GPT_OSS], ids=["llama", "gpt-oss"])
+def test_texts_are_those_of_a_writer(changes):
     with pa.use_backend("numpy"):
         tokenizer = CharTokenizer(LETTERS)
-        shared, writer = SharedWriter(model(), tokenizer, rows=3), Writer(model(), tokenizer)
+        shared, writer = SharedWriter(model(**changes), tokenizer, rows=3), Writer(model(**changes), tokenizer)
         options = {"temperature": 0, "stop": ("q",), "logprobs": 2, "echo": True}
         prompts = ["abc", "w", "fghijk"]
         wanted = writer.complete(prompts, 9, **options)

@@ -21,6 +21,7 @@ MODELS = {
     "gpt": lambda **sizes: GPTModel({**SIZES, "drop_rate": 0.1, "qkv_bias": True, **sizes}),
     "windows": lambda **sizes: LlamaModel({**LLAMA, "windows": [6, 0], **sizes}),
     "experts": lambda **sizes: LlamaModel({**LLAMA, "n_experts": 4, "experts_per_token": 2, **sizes}),
+    "sinks": lambda **sizes: LlamaModel({**LLAMA, "windows": [6, 0], "attention_sinks": True, **sizes}),
 }
 SAMPLINGS = (
     {"temperature": 0},
