@@ -28,6 +28,7 @@ LAYERS = {
     "polyarr.core.names": 0,
     "polyarr.extras": 0,
     "polyarr.files": 0,
+    "polyarr.interrupts": 0,
     "polyarr.atomic": 0,
     "polyarr.schema": 0,
     "polyarr.settings": 0,

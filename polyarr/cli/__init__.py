@@ -14,6 +14,7 @@ import click
 
 from polyarr.cli.output import escaped, flushed, print_error, standard_streams
 from polyarr.core.errors import DtypeError, GradientError
+from polyarr.interrupts import INTERRUPTED, end
 
 # name -> (module:attribute of its click command, its line in `polyarr --help`, which is shown without importing it)
 COMMANDS = {
@@ -41,7 +42,6 @@ EXPECTED = (DtypeError, GradientError, MemoryError, OSError, RuntimeError, Value
 ON_ALL_RANKS = ("train", "doctor")  # commands that run on all processes of mpiexec together
 # Environment variables in which launchers give the number of processes and the rank.
 LAUNCHED = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK"))
-INTERRUPTED = 130  # exit code of shells for Ctrl-C: 128 + SIGINT
 
 
 class LazyGroup(click.Group):
@@ -127,7 +127,7 @@ def _interrupt_once() -> None:
 
     Where nothing can be raised, as in a callback of the garbage collector, the first one ends the process as well.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, end):
         return
     unraisable = sys.unraisablehook
 
@@ -135,13 +135,13 @@ def _interrupt_once() -> None:
         signal.signal(number, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    def end(what: Any) -> None:
+    def end_if_interrupted(what: Any) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         unraisable(what)
 
     signal.signal(signal.SIGINT, note)
-    sys.unraisablehook = end
+    sys.unraisablehook = end_if_interrupted
 
 
 def _ranks() -> tuple[int, int]:
