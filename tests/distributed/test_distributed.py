@@ -84,11 +84,6 @@ def test_numbers_and_broadcast(said: dict[str, list]) -> None:
     assert found["empty"] == [0, 2] and found["nans lost"] == []
 
 
-def test_bfloat16_on_the_wire(said: dict[str, list]) -> None:
-    found = alike(said["in_bfloat16"])
-    assert found["as said"] and found["others"]
-
-
 def test_opencl_sums_through_memory_that_all_ranks_see(said: dict[str, list]) -> None:
     found = alike(said["windows"])
     assert found["name"] == "memory that all ranks see" and found["same"]
