@@ -43,7 +43,7 @@ from polyarr.ops import (
 )
 from polyarr.ops import digamma as psi
 from polyarr.ops import sigmoid as expit
-from polyarr.ops.special import polygamma
+from polyarr.ops.gamma_functions import polygamma
 
 __all__ = [
     "beta",

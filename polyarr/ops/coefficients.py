@@ -7,6 +7,9 @@ the lowest. Its relative error is below 6e-9 for float32 and below 2e-17 for flo
 
 from typing import NamedTuple
 
+from polyarr.core.spec import float64
+from polyarr.ops.elementwise import add, divide, multiply, subtract
+
 
 class Fit(NamedTuple):
     """A polynomial in t = (v - center) / radius: its coefficients for float32 and for float64."""
@@ -15,6 +18,20 @@ class Fit(NamedTuple):
     radius: float
     single: tuple[float, ...]
     double: tuple[float, ...]
+
+
+def polynomial(v, fit: Fit):
+    """Return the value of a polynomial at v."""
+    t = divide(subtract(v, fit.center), fit.radius) if fit.center else v
+    return horner(t, fit.double if t.dtype == float64 else fit.single)
+
+
+def horner(t, terms):
+    """Return the sum of terms[k] t^k."""
+    total = terms[-1]
+    for term in reversed(terms[:-1]):
+        total = add(multiply(t, total), term)
+    return total
 
 
 # (1 + 2 x) erfcx(x) for x >= 0, by t = (x - 3) / (x + 3)

@@ -14,6 +14,7 @@ from polyarr.ops.decompositions import (
 )
 from polyarr.ops.elementwise import astype, astype_all, complex, imaginary_part, real_part, where
 from polyarr.ops.fourier import dft, dft_of_real, dft_to_real
+from polyarr.ops.gamma_functions import beta, betaln, digamma, gamma, gammaln, zeta
 from polyarr.ops.head import cross_entropy_and_gradient
 from polyarr.ops.index import argtopk
 from polyarr.ops.joining import concat, repeat
@@ -24,8 +25,8 @@ from polyarr.ops.random import random_bits
 from polyarr.ops.reduce import cumulative_sum
 from polyarr.ops.shape import reshape, slice, slice_update
 from polyarr.ops.special import (
-    beta, betaln, digamma, entr, erfc, erfcinv, erfcx, erfinv, gamma, gammaln, i0, i0e, i1, i1e, kl_div, log_ndtr,
-    logit, ndtr, ndtri, rel_entr, sinc, xlog1py, xlogy, zeta,
+    entr, erfc, erfcinv, erfcx, erfinv, i0, i0e, i1, i1e, kl_div, log_ndtr, logit, ndtr, ndtri, rel_entr, sinc,
+    xlog1py, xlogy,
 )
 
 __all__ = [name for name in dir() if name[0].isalpha()]  # neither dunders nor what pytest adds, beginning with @
