@@ -112,7 +112,7 @@ def log_ndtr(x):
 
 
 erfc.vjp(x=lambda g, x: multiply(g, multiply(_gauss(x, 1.0), -2 / math.sqrt(math.pi))))
-erfcx.vjp(x=lambda g, x, out: multiply(g, subtract(multiply(multiply(x, 2), out), 2 / math.sqrt(math.pi))))
+erfcx.vjp(x=lambda g, x: multiply(g, _erfcx_slope(x)))
 erfinv.vjp(x=lambda g, out: multiply(g, multiply(_gauss(out, -1.0), math.sqrt(math.pi) / 2)))
 erfcinv.vjp(x=lambda g, out: multiply(g, multiply(_gauss(out, -1.0), -math.sqrt(math.pi) / 2)))
 ndtr.vjp(x=lambda g, x: multiply(g, _normal_density(x)))
@@ -122,7 +122,21 @@ log_ndtr.vjp(x=lambda g, x: multiply(g, _over_ndtr(x)))
 
 def _erfcx(x):
     """Return erfcx(x) for x >= 0."""
-    return divide(polynomial(subtract(1, divide(6, add(x, 3))), coefficients.ERFCX), add(1, add(x, x)))
+    return divide(polynomial(_mapped(x), coefficients.ERFCX), add(1, add(x, x)))
+
+
+def _mapped(x):
+    """Return (x - 3) / (x + 3), the argument of the polynomials for x >= 0."""
+    return subtract(1, divide(6, add(x, 3)))
+
+
+def _erfcx_slope(x):
+    """Return the derivative of erfcx. It is 2 x erfcx(x) - 2 / sqrt(pi), but these two cancel for a large x."""
+    size = abs(x)
+    divisor = add(1, add(size, size))
+    above = divide(divide(polynomial(_mapped(size), coefficients.ERFCX_SLOPE), divisor), divisor)
+    below = subtract(multiply(multiply(x, 2), erfcx(x)), 2 / math.sqrt(math.pi))
+    return where(less(x, 0), below, above)
 
 
 def _gauss(x, rate):

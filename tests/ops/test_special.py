@@ -111,3 +111,27 @@ def test_an_order_below_0_is_refused():
 def test_bessel_functions_of_huge_numbers_are_infinite_in_float64(backend):
     x = pa.asarray([1e300, -1e300], dtype="float64")
     assert pa.special.i0(x).tolist() == [math.inf, math.inf] and pa.special.i1(x).tolist() == [math.inf, -math.inf]
+
+
+# The derivative of erfcx, computed with 50 digits by mpmath
+ERFCX_SLOPES = [
+    (-3.25, -502549.5150035816),
+    (-0.5, -3.0807396562780696),
+    (0.5, -0.5126888229025867),
+    (8.0, -0.008616507881417731),
+    (1000.0, -5.641887372654967e-07),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_derivative_of_erfcx_keeps_its_digits(backend, dtype):
+    x = pa.asarray([x for x, _ in ERFCX_SLOPES], dtype=dtype)
+    slopes = pa.grad(lambda x: pa.sum(pa.special.erfcx(x)))(x).numpy()
+    np.testing.assert_allclose(slopes, [slope for _, slope in ERFCX_SLOPES], rtol=16 * np.finfo(dtype).eps)
+
+
+def test_the_derivative_of_erfcx_is_finite_where_its_float16_value_overflows(backend):
+    x = pa.asarray([-3.25], dtype="float16")
+    value, pull = pa.vjp(pa.special.erfcx, x)
+    assert value.tolist() == [math.inf]
+    assert pull(pa.asarray([-0.125], dtype="float16"))[0].tolist() == [62816.0]
