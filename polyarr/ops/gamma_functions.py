@@ -5,7 +5,9 @@ Each is composed of other ops, accurate to a few ulps in float32 and float64. Th
 
 import math
 
-from polyarr.core.array import spec_of
+import numpy as np
+
+from polyarr.core.array import cast, spec_of, widened
 from polyarr.core.spec import check_kind, float64
 from polyarr.ops import coefficients
 from polyarr.ops.coefficients import horner, polynomial
@@ -32,6 +34,7 @@ from polyarr.ops.functions import exp, log, log1p, pow, sin
 from polyarr.ops.logic import bitwise_and, equal, greater, greater_equal, less, less_equal
 from polyarr.ops.validation import whole
 
+MAX_ORDER = 170  # of polygamma: the largest n whose n! float64 holds
 HALF_LOG_2_PI = math.log(2 * math.pi) / 2
 DIGAMMA_ROOT = 1.4616321449683622  # the positive root of digamma, rounded to float64
 DIGAMMA_ROOT_REST = 9.5499954299661256e-17
@@ -108,32 +111,22 @@ def zeta(x, q):
     Array([1.6449342, 1.0823232], float32, 'numpy')
     """
     x, q = array_like(x, q), array_like(q, x)
-    # The first terms, and the Euler-Maclaurin formula for the others
-    terms, corrections = (10, 10) if x.dtype == float64 else (8, 5)
-    power = negative(x)
-    is_valid = greater(x, 1)
-    total = pow(q, power)
-    for k in range(1, terms):
-        total = add(total, pow(add(q, k), power))
-    w = add(q, terms)
-    last = pow(w, power)
-    gap = where(is_valid, subtract(x, 1), 1)
-    total = add(total, add(divide(pow(w, subtract(1, x)), gap), multiply(last, 0.5)))
-    term = divide(multiply(last, x), w)
-    for j in range(corrections):
-        total = add(total, multiply(term, BERNOULLI[j]))
-        term = multiply(multiply(term, divide(add(x, 2 * j + 1), w)), divide(add(x, 2 * j + 2), w))
+    is_finite = bitwise_and(less(x, math.inf), less(q, math.inf))
+    is_inside = bitwise_and(is_finite, bitwise_and(greater(x, 1), greater(q, 0)))
+    total = _hurwitz(where(is_inside, x, 2), where(is_inside, q, 1))
+    limit = where(greater(q, 1), array_like(0.0, q), where(equal(q, 1), array_like(1.0, q), math.inf))
     pole = where(equal(q, floor(q)), array_like(math.inf, q), math.nan)
-    total = where(equal(q, math.inf), 0, total)
-    total = where(greater(q, 0), total, where(less_equal(q, 0), pole, q))
-    return where(is_valid, total, where(equal(x, 1), add(math.inf, multiply(q, 0)), math.nan))
+    outside = where(greater(q, 0), limit, where(less_equal(q, 0), pole, q))
+    is_number = bitwise_and(equal(x, 1), equal(q, q))
+    edge = where(is_number, array_like(math.inf, q), math.nan)
+    return where(is_inside, total, where(greater(x, 1), outside, edge))
 
 
 def polygamma(n, x):
     """Return the derivative of order n of digamma.
 
     Args:
-        n: Int from 0 on; 0 for digamma itself. Above 170 (float64) or 34 (other dtypes) n! overflows, and the result.
+        n: Int from 0 to 170; 0 for digamma itself.
         x: Floating-point array of any shape.
 
     Returns:
@@ -141,7 +134,7 @@ def polygamma(n, x):
 
     Raises:
         DtypeError: x is not floating-point.
-        ValueError: n is negative.
+        ValueError: n is not from 0 to 170.
 
     Examples:
         >>> import polyarr as pa
@@ -151,18 +144,24 @@ def polygamma(n, x):
     Gradients: x
     """
     n = whole("polygamma", "n", n)
-    if n < 0:
-        raise ValueError(f"polygamma: n is {n}; it must be at least 0")
+    if not 0 <= n <= MAX_ORDER:
+        raise ValueError(f"polygamma: n is {n}; it must be from 0 to {MAX_ORDER}")
     check_kind("polygamma", "x", spec_of(x), "floating")
     if n == 0:
         return digamma(x)
+    dtype, x, factorial = spec_of(x).dtype, widened(x), math.factorial(n)
     is_negative = less(x, 0)
-    y = where(is_negative, subtract(1, x), x)
-    found = multiply(zeta(float(n + 1), y), (-1.0) ** (n + 1) * math.factorial(n))
-    sine = where(is_negative, sine_of_turns(x)[0], 1)  # not 0, for which the unused branch's gradient is nan
-    cotangent = divide(_cosine_of_turns(x), sine)
-    slope = multiply(horner(cotangent, _cotangent_derivative(n)), math.pi ** (n + 1))
-    return where(is_negative, subtract(multiply(found, (-1.0) ** n), slope), found)
+    y = where(is_negative, subtract(1, x), abs(x))  # not the sign of -0
+    # n! / (k + y)^(n + 1) is (n! / scale^(n + 1)) / ((k + y) / scale)^(n + 1), whose factors overflow only if it does.
+    scale = 1 << int(math.log2(factorial) / (n + 1) + (0 if x.dtype == float64 else 0.5))
+    found = multiply(_hurwitz(array_like(n + 1.0, y), y, scale), (-1) ** (n + 1) * factorial / scale ** (n + 1))
+    x = where(is_negative, x, -0.5)  # no pole, at which the gradient of the unused branch is nan
+    cotangent = divide(_cosine_of_turns(x), sine_of_turns(x)[0])
+    top = float(np.finfo(x.dtype).max)  # float32 does not hold all factors; the result is infinite then
+    terms = [max(-top, min(math.pi ** (n + 1) * (term / factorial), top)) for term in _cotangent_derivative(n)]
+    slope = multiply(horner(cotangent, terms), min(float(factorial), top))
+    reflected = subtract(where(isinf(slope), 0, multiply(found, (-1.0) ** n)), slope)
+    return cast(where(is_negative, reflected, found), dtype)
 
 
 @elementwise("floating", primitive=False)
@@ -237,6 +236,27 @@ def _stirling(x):
     return multiply(u, polynomial(square(u), coefficients.STIRLING))
 
 
+def _hurwitz(x, q, scale: int = 1):
+    """Return the sum of ((k + q) / scale)^-x for k = 0, 1, ..., for x > 1, q >= 0 and a power of 2 as scale."""
+    # The first terms, and the Euler-Maclaurin formula for the others
+    terms, corrections = (10, 10) if x.dtype == float64 else (8, 5)
+    power = negative(x)
+    total = pow(multiply(q, 1 / scale), power)
+    q = where(isinf(total), scale, q)  # the others are smaller, and differences of infinite ones are nan
+    for k in range(1, terms):
+        total = add(total, pow(multiply(add(q, k), 1 / scale), power))
+    w = add(q, terms)
+    scaled = multiply(w, 1 / scale)
+    last = pow(scaled, power)
+    gap = subtract(x, 1)
+    total = add(total, add(divide(pow(scaled, negative(gap)), divide(gap, scale)), multiply(last, 0.5)))
+    term = divide(multiply(last, x), w)
+    for j in range(corrections):
+        total = add(total, multiply(term, BERNOULLI[j]))
+        term = multiply(multiply(term, divide(add(x, 2 * j + 1), w)), divide(add(x, 2 * j + 2), w))
+    return total
+
+
 def sine_of_turns(x):
     """Return s and a sign, with sin(pi x) = s * sign; s is 0 at integers."""
     nearest = round(x)
@@ -250,12 +270,12 @@ def _cosine_of_turns(x):
     return sin(multiply(subtract(0.5, abs(subtract(x, round(x)))), math.pi))
 
 
-def _cotangent_derivative(n: int) -> list[float]:
+def _cotangent_derivative(n: int) -> list[int]:
     """Return the coefficients of the derivative of order n of cot, a polynomial in cot."""
-    terms = [0.0, 1.0]
+    terms = [0, 1]
     for _ in range(n):
         slope = [k * term for k, term in enumerate(terms)][1:]
-        terms = [-a - b for a, b in zip([*slope, 0.0, 0.0], [0.0, 0.0, *slope], strict=True)]
+        terms = [-a - b for a, b in zip([*slope, 0, 0], [0, 0, *slope], strict=True)]
     return terms
 
 

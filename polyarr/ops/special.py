@@ -219,7 +219,21 @@ def i1e(x):
     """
     size, series = _bessel_series(x, 1)
     tail = copysign(_bessel_tail(size, coefficients.I1_TAIL), x)
-    return where(less(size, 8), multiply(multiply(multiply(x, 0.5), series), exp(negative(size))), tail)
+    small = multiply(multiply(clip(x, -8, 8), 0.5), series)  # finite, or the gradient of the unused branch were nan
+    return where(less(size, 8), multiply(small, exp(negative(size))), tail)
+
+
+i0.vjp(x=lambda g, x: multiply(g, i1(x)))
+i1.vjp(x=lambda g, x: multiply(g, _i1_slope(x)))
+
+
+def _i1_slope(x):
+    """Return the derivative of i1, i0(x) - i1(x) / x."""
+    size, series = _bessel_series(x, 0)
+    center = subtract(series, multiply(_bessel_series(x, 1)[1], 0.5))
+    ratio = divide(_bessel_tail(size, coefficients.I1_TAIL), maximum(size, 8))
+    tail = subtract(_bessel_tail(size, coefficients.I0_TAIL), ratio)
+    return where(less(size, 8), center, _grown(tail, size))
 
 
 def _bessel_series(x, order: int):

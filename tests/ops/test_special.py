@@ -45,6 +45,9 @@ VALUES_OF_TWO = [
     ("polygamma", 10, -0.5, -42108.85876897549),
     ("polygamma", 10, -1.5, -156.229596593233),
     ("polygamma", 20, -2.5, -9182070.204945628),
+    ("polygamma", 34, -0.5, -2.027545199127162e32),
+    ("polygamma", 40, 10.0, -8327848.721661187),
+    ("polygamma", 100, 50.0, -2.7391048021902828e-14),
 ]
 # Those that only float64 has
 WIDE_VALUES = [
@@ -53,6 +56,8 @@ WIDE_VALUES = [
     ("polygamma", 1, 1e300, 1e-300),
     ("polygamma", 3, 1e100, 2e-300),
     ("polygamma", 50, -0.5, -3.179952703565868e55),
+    ("polygamma", 170, 1.0, -7.257415615307999e306),
+    ("polygamma", 170, -2.5, -6.685692700782842e213),
 ]
 
 
@@ -87,7 +92,11 @@ def test_poles_and_infinities(backend):
         (special.i0, [1e3, -3e38, inf], [inf, inf, inf]),
         (special.i1, [1e3, -3e38, -inf], [inf, -inf, -inf]),
         (lambda x: special.beta(x, 300), [0.0, -1.0], [inf, nan]),
-        (lambda x: special.zeta(x, 1), [1.0, 0.5], [inf, nan]),
+        (lambda x: special.zeta(x, 1), [1.0, 0.5, inf], [inf, nan, 1.0]),
+        (lambda x: special.zeta(inf, x), [0.5, 1.0, 1.5, inf, 0.0, nan], [inf, 1.0, 0.0, 0.0, inf, nan]),
+        (lambda x: special.zeta(x, inf), [1.0, 2.0, inf, nan], [inf, 0.0, 0.0, nan]),
+        (lambda x: special.polygamma(1, x), [0.0, -1.0, inf], [inf, inf, 0.0]),
+        (lambda x: special.polygamma(101, x), [1e-3, 1e30, inf, -1.25, -1.75], [inf, 0.0, 0.0, inf, inf]),
         (lambda x: special.xlogy(0, x), [0.0, inf, nan], [0.0, 0.0, nan]),
     ):
         np.testing.assert_array_equal(fn(pa.asarray(x)).numpy(), np.float32(expected))
@@ -103,9 +112,10 @@ def test_derivatives_are_each_others(backend):
     np.testing.assert_allclose(third(x).numpy(), pa.special.polygamma(2, x).numpy(), rtol=1e-4)
 
 
-def test_an_order_below_0_is_refused():
-    with pytest.raises(ValueError, match="polygamma: n is -1; it must be at least 0"):
-        pa.special.polygamma(-1, pa.ones(1))
+@pytest.mark.parametrize("n", [-1, 171])
+def test_an_order_without_a_factorial_is_refused(n):
+    with pytest.raises(ValueError, match=f"polygamma: n is {n}; it must be from 0 to 170"):
+        pa.special.polygamma(n, pa.ones(1))
 
 
 def test_bessel_functions_of_huge_numbers_are_infinite_in_float64(backend):
@@ -135,3 +145,37 @@ def test_the_derivative_of_erfcx_is_finite_where_its_float16_value_overflows(bac
     value, pull = pa.vjp(pa.special.erfcx, x)
     assert value.tolist() == [math.inf]
     assert pull(pa.asarray([-0.125], dtype="float16"))[0].tolist() == [62816.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_derivatives_at_infinities_and_where_values_overflow(backend, dtype):
+    special, inf, top = pa.special, math.inf, float(np.finfo(dtype).max)
+    for fn, x, expected in (
+        (special.i0, [1e3, -1e3, top, inf, -inf], [inf, -inf, inf, inf, -inf]),
+        (special.i1, [1e3, -1e3, top, inf, -inf], [inf, inf, inf, inf, inf]),
+        (special.i0e, [inf, -inf], [0.0, 0.0]),
+        (special.i1e, [inf, -inf], [0.0, 0.0]),
+        (special.erfcx, [inf, -inf], [0.0, -inf]),
+        (special.digamma, [inf], [0.0]),
+        (lambda x: special.polygamma(2, x), [inf], [0.0]),
+        (lambda x: special.zeta(x, 2), [inf], [0.0]),
+        (lambda x: special.zeta(2, x), [inf], [0.0]),
+        (special.logit, [inf], [0.0]),
+    ):
+        slopes = pa.grad(lambda x: pa.sum(fn(x)))(pa.asarray(x, dtype=dtype))  # noqa: B023  called at once
+        np.testing.assert_array_equal(slopes.numpy(), expected, err_msg=str(fn))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_derivatives_of_bessel_functions(backend, dtype):
+    x = pa.asarray([0.0, 0.5, -3.0, 20.0], dtype=dtype)
+    for fn, expected in (
+        (pa.special.i0, [0.0, 0.2578943053908963, -3.9533702174026093, 42454973.38512777]),
+        (pa.special.i1, [0.5, 0.5476947599595309, 3.5630025133974876, 41435533.890297145]),  # by mpmath
+    ):
+        slopes = pa.grad(lambda x: pa.sum(fn(x)))(x).numpy()  # noqa: B023  called at once
+        np.testing.assert_allclose(slopes, expected, rtol=16 * np.finfo(dtype).eps)
+
+
+def test_polygamma_of_float16_is_rounded_once(backend):
+    assert pa.special.polygamma(3, pa.asarray([0.5], dtype="float16")).tolist() == [97.4375]  # of 97.409
