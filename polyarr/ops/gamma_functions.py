@@ -197,7 +197,8 @@ def beta(x, y):
     """
     x, y = array_like(x, y), array_like(y, x)
     first, second, both = gamma(x), gamma(y), add(x, y)
-    ratio = multiply(first, divide(second, gamma(both)))
+    is_pole = bitwise_and(less(both, 0), equal(both, floor(both)))  # of gamma(both): the result is 0
+    ratio = multiply(first, where(is_pole, 0, divide(second, gamma(both))))
     of_small = where(less(x, y), first, second)  # its sign is the result's if x + y > 0; nan at negative integers
     is_large = bitwise_and(greater(both, 0), greater_equal(maximum(x, y), 3))
     return where(bitwise_and(is_large, equal(of_small, of_small)), copysign(exp(betaln(x, y)), of_small), ratio)

@@ -92,6 +92,7 @@ def test_poles_and_infinities(backend):
         (special.i0, [1e3, -3e38, inf], [inf, inf, inf]),
         (special.i1, [1e3, -3e38, -inf], [inf, -inf, -inf]),
         (lambda x: special.beta(x, 300), [0.0, -1.0], [inf, nan]),
+        (lambda x: special.beta(x, 1.5), [-3.5, inf], [0.0, 0.0]),
         (lambda x: special.zeta(x, 1), [1.0, 0.5, inf], [inf, nan, 1.0]),
         (lambda x: special.zeta(inf, x), [0.5, 1.0, 1.5, inf, 0.0, nan], [inf, 1.0, 0.0, 0.0, inf, nan]),
         (lambda x: special.zeta(x, inf), [1.0, 2.0, inf, nan], [inf, 0.0, 0.0, nan]),
