@@ -267,7 +267,7 @@ def sine_of_turns(x):
 
 
 def _cosine_of_turns(x):
-    """Return |cos(pi x)|, with all digits near its zeros; sin(pi x) times the sign of _sine_of_turns belongs to it."""
+    """Return |cos(pi x)|, with all digits near its zeros; sin(pi x) times the sign of sine_of_turns belongs to it."""
     return sin(multiply(subtract(0.5, abs(subtract(x, round(x)))), math.pi))
 
 
