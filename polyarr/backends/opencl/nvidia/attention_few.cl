@@ -260,13 +260,13 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
             row[at % D] = results[i].sum;
             if (at % D == 0) row[D] = results[i].top, row[D + 1] = results[i].total;
         }
-        SYNC;
+        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
         if (flat == 0) {
             FENCE_GPU();
             is_last = atomic_inc(ended + batch) == popcount(parts_left) - 1;
             FENCE_GPU();
         }
-        SYNC;
+        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
         if (!is_last) return;
         if (flat == 0) ended[batch] = 0;
         EACH_OUTPUT {
