@@ -10,7 +10,7 @@ import numpy as np
 import polyarr
 from polyarr import ops
 from polyarr.backends.opencl.attention import attention
-from polyarr.backends.opencl.copying.copy import in_whole_rows
+from polyarr.backends.opencl.copying.copy import duplicate, in_whole_rows
 from polyarr.backends.opencl.elementwise.elementwise import COMPLEX_EXPRESSIONS, EXPRESSIONS
 from polyarr.backends.opencl.gemm.product import Operand, Problem
 from polyarr.backends.opencl.nvidia import conv_pieces
@@ -20,6 +20,7 @@ from polyarr.backends.opencl.nvidia.split import DenseOperand, split_product, sp
 from polyarr.backends.opencl.rows import norm
 from polyarr.backends.opencl.tuning.measure import peak_rate
 from polyarr.core.errors import MatrixError
+from polyarr.core.spec import Spec
 
 WIDE, NARROW = ("float32",), ("float32", "float16", "bfloat16")
 BINARY = {name for name, expression in EXPRESSIONS.items() if "y" in expression.replace("copysign", "")}
@@ -552,6 +553,18 @@ def decodes(dtype: str) -> Iterator[Case]:
         q, k, v = (array(2, 1, *shape, dtype=dtype) for shape in ((1, length), (keys, length), (keys, columns)))
         kind = f"{keys} keys, " + ("no mask" if mask is None else f"{mask.dtype.name} mask")
         yield Case(f"attention {dtype} of one query, {kind}", partial(attend, mask=mask, causal=False), (q, k, v))
+    rows = array(1, 2, 3, 1, 37, dtype=dtype), array(1, 2, 3, 1, 20, dtype=dtype)
+    caches = array(2, 3, 9, 37, dtype=dtype), array(2, 3, 9, 20, dtype=dtype)
+    given = array(2, 3, 1, 37, dtype=dtype), *caches, *rows
+    yield Case(f"attention {dtype} of one query that stores rows", store_and_attend, given)
+
+
+def store_and_attend(q: polyarr.Array, k: polyarr.Array, v: polyarr.Array, *rows: polyarr.Array) -> None:
+    """Store the last rows of keys and values, as captured steps of decoders do."""
+    device = polyarr.get_backend().upload.__self__
+    caches, spec = [duplicate(device, x.buf) for x in (k, v)], Spec((*q.shape[:3], v.shape[3]), q.dtype)
+    given = q.buf, *caches, None, 0, 0, tuple([x.buf for x in rows]), k.shape[2] - 1
+    attention.forward_storing(device, spec, *given, causal=False, scale=1.0, dropout_rate=0.0)
 
 
 def attend(q: Any, k: Any, v: Any, *, mask: Any, causal: bool) -> Any:

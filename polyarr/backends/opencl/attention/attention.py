@@ -76,12 +76,12 @@ def forward_storing(
 
     `values` are these rows, (1, B, H, 1, D) each, or both in one array.
     """
-    new_k, new_v = [_part(x, i) for x in values for i in range(x.shape[0])]
+    new_k, new_v = [_with_unit_step(device, _part(x, i)) for x in values for i in range(x.shape[0])]
     new = NewRows(new_k, new_v, position)
     numbers = causal, scale, dropout_rate, precision
     result = device.empty(out) if _is_by_heads(q) else _by_rows(device, out.shape, out.dtype)
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), 0, 0, *numbers)._replace(new=new)
-    lse = attention_decode.forward_storing(device, call, result) if attention_decode.accepts(call.problem) else None
+    lse = attention_decode.forward(device, call, result) if attention_decode.accepts(call.problem) else None
     if lse is not None:
         return result, Saved(result, lse, False)
     for cache, row in ((k, new_k), (v, new_v)):

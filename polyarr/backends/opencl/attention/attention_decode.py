@@ -4,7 +4,7 @@ On GPUs, work-groups share the keys (split-KV) if there are many.
 """
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.attention.attention_tiled import LOCAL_MEMORY, Call, Problem
 from polyarr.backends.opencl.rows.rows import wide
@@ -31,27 +31,25 @@ def accepts(p: Problem) -> bool:
     return is_short and 0 < p.s and 0 < p.batch and max(p.lengths) <= MAX_ROW and not p.dropout
 
 
-def forward(device: Device, call: Call, out: Buffer) -> Buffer:
-    """Write out, and return the log-sum-exp of each row of scores."""
-    return choose(device, "decode attention", (*device.vendor.few_queries, *KERNELS), call, out, _lse(device, call))
+def can_store(device: Device) -> bool:
+    """Return whether there are kernels for a device that store new rows, although they may decline some calls."""
+    return device.geometry.kind == "cpu" or any(v.may_suit(device.features) for v in device.vendor.few_queries)
 
 
-def forward_storing(device: Device, call: Call, out: Buffer) -> Buffer | None:
-    """Store the call's new rows and return what `forward` does; None, and do nothing, if no kernel does both."""
-    return choose(device, "decode attention", device.vendor.few_queries, call, out, _lse(device, call))
+def forward(device: Device, call: Call, out: Buffer) -> Any:
+    """Write out, and return the log-sum-exp of each row of scores; None if there are new rows that no kernel stores."""
+    lse = device.empty(Spec((call.problem.batch, call.problem.t), wide(call.problem.dtype)))
+    return choose(device, "decode attention", (*device.vendor.few_queries, *KERNELS), call, out, lse)
 
 
-def _lse(device: Device, call: Call) -> Buffer:
-    """Allocate the log-sum-exp of each row of scores."""
-    return device.empty(Spec((call.problem.batch, call.problem.t), wide(call.problem.dtype)))
-
-
-def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
-    """Launch one work-item per query."""
+def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | None:
+    """Launch one work-item per query; None if several would have to store one row."""
     p, scale = call.problem, call.numbers[4]
+    if call.new is not None and p.t > 1:
+        return None
     results = out.memory, call.at[4], lse.memory
-    program = device.plans[_cpu_program](p)
-    program.attention_decode((p.batch * p.t,), (1,), *call.arguments, *results, p.inner, p.t, p.s, scale)
+    program, numbers = device.plans[_cpu_program](p), (p.inner, p.t, p.s, scale)
+    program.attention_decode((p.batch * p.t,), (1,), *call.arguments, *call.new_arguments, *results, *numbers)
     return lse
 
 
@@ -69,8 +67,13 @@ class GpuCut(NamedTuple):
     parts: int
 
 
-def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer:
-    """Launch one work-group per query; or several that take some of the keys each, and one that joins their results."""
+def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | None:
+    """Launch one work-group per query; or several that take some of the keys each, and one that joins their results.
+
+    Returns None if rows are to be stored.
+    """
+    if call.new is not None:
+        return None
     p, scale = call.problem, call.numbers[4]
     program, items, parts = device.plans[_gpu_cut](p)
     results, pieces = (out.memory, call.at[4], lse.memory), None

@@ -3,6 +3,8 @@
 //
 // Arrays   q (.., 1, D); k (.., s, D); v (.., s, DV); out (.., 1, DV); mask (.., 1, s)
 //          with layouts <name>_at as in attention_cpu.cl
+//          new_k (.., D), new_v (.., DV): rows that are stored in k and v at `position` first, if t is 1; null, and a
+//          position of -1, if there are none. The inner axis of their layouts has length `heads`.
 //          lse (batch) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
 // Launch   global (batch), local 1
 // Params   T, ACC, LOAD, STORE    the dtype: see prelude.cl
@@ -93,18 +95,30 @@ static inline void add_rows(ACC *sums, const ACC *weights, __global const T *v, 
             if (weights[j] != 0) sums[first] += weights[j] * LOAD(v + j * step, first);
 }
 
+// Copy a row by its bytes: drivers without cl_khr_fp16 assign no half.
+static inline void copy_row(__global T *to, __global const T *from, const int count) {
+    for (int i = 0; i < count * (int)sizeof(T); i++) ((__global uchar *)to)[i] = ((__global const uchar *)from)[i];
+}
+
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void attention_decode(
-    __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
-    __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
-    const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long t, const long s, const ACC scale) {
+    __global const T *restrict q, const long4 q_at, __global T *restrict k, const long4 k_at, __global T *restrict v,
+    const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at, const long mask_step,
+    __global const T *restrict new_k, const long4 new_k_at, __global const T *restrict new_v, const long4 new_v_at,
+    const long heads, const long position, __global T *restrict out, const long4 out_at, __global ACC *restrict lse,
+    const long inner, const long t, const long s, const ACC scale) {
     const long n = get_group_id(0), batch = n / t;
     q += start_of_row(q_at, n, inner, t);
     k += start_of(k_at, batch, inner);
     v += start_of(v_at, batch, inner);
     out += start_of_row(out_at, n, inner, t);
     mask += start_of_row(mask_at, n, inner, t);
+    if (position >= 0) {
+        new_k += start_of(new_k_at, batch, heads);
+        new_v += start_of(new_v_at, batch, heads);
+        copy_row(k + position * k_at.w, new_k, D);
+        copy_row(v + position * v_at.w, new_v, DV);
+    }
     Vector query[ROOM];
     ACC rest[LANES], sums[DV], weights[BLOCK], totals[LANES], top = -INFINITY, total = 0;
     for (int l = 0; l < LANES; l++) totals[l] = 0;

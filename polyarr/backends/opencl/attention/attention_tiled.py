@@ -89,6 +89,15 @@ class Call(NamedTuple):
         at = self.at
         return q.memory, at[0], k.memory, at[1], v.memory, at[2], mask.memory, at[3], mask.strides[-1]
 
+    @property
+    def new_arguments(self) -> tuple[Any, ...]:
+        """The arguments for new rows, of kernels that can store some."""
+        if self.new is None:
+            return NO_ROWS
+        k, v, position = self.new
+        at = [layout(row.offset, row.strides[0], row.strides[1], 0) for row in (k, v)]
+        return k.memory, at[0], v.memory, at[1], k.shape[1], position
+
 
 class CpuTile(NamedTuple):
     """The macros of attention_cpu.cl for how scores are tiled."""
@@ -273,3 +282,6 @@ BACKWARD = (
 def layout(offset: int, outer: int, inner: int, row: int) -> bytes:
     """Return a long4 for the kernels."""
     return struct.pack("4q", offset, outer, inner, row)
+
+
+NO_ROWS = None, layout(0, 0, 0, 0), None, layout(0, 0, 0, 0), 1, -1  # the arguments where there are no new rows

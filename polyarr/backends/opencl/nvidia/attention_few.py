@@ -75,15 +75,10 @@ def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, is_whole: bool
     if not is_whole:
         groups, ended = parts, device.plans[_counters]()
         pieces = device.empty(Spec((p.batch, parts, p.t, p.lengths[0] + 2), float32)).memory
-    new: tuple[Any, ...] = None, layout(0, 0, 0, 0), None, layout(0, 0, 0, 0), 1, -1
-    if call.new is not None:
-        k, v, position = call.new
-        at = [layout(row.offset, row.strides[0], row.strides[1], 0) for row in (k, v)]
-        new = k.memory, at[0], v.memory, at[1], k.shape[1], position
     warps = macros["TEAMS"] * WARPS
     device.build(VARIANT.stem, **macros).attention_few(
-        (groups * 32, p.batch * warps), (32, warps), *call.arguments, *new, pieces, ended, out.memory, call.at[4],
-        lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
+        (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments, pieces, ended, out.memory,
+        call.at[4], lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
     )  # fmt: skip
     return lse
 

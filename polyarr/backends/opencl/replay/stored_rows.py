@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from polyarr.backends.opencl.attention import attention
+from polyarr.backends.opencl.attention import attention, attention_decode
 from polyarr.backends.opencl.copying import shape
 from polyarr.backends.opencl.copying.copy import duplicate
 from polyarr.backends.opencl.replay.steps import Steps, launcher_of
@@ -33,7 +33,7 @@ def fuse_stored_rows(device: Device, program: Program) -> Program:
     The update becomes a copy of the cache, which replays leave out if the cache is donated. Programs of devices without
     such a kernel stay as they are.
     """
-    if not any(variant.may_suit(device.features) for variant in device.vendor.few_queries):
+    if not attention_decode.can_store(device):
         return program
     steps = Steps(program)
     for n, step in enumerate(program.steps):
