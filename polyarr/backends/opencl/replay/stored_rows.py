@@ -18,7 +18,7 @@ class Update(NamedTuple):
 
     Attributes:
         caches: Slots of the updated caches, in the order in which they are computed.
-        values: Slots of the values, in the order of the cache's halves.
+        values: Slots of the values of the updates, in the order of the cache's halves.
         position: Slot of the position, a scalar.
     """
 
@@ -78,19 +78,18 @@ def _made_by(steps: Steps, v: int, launcher: object) -> Step | None:
 
 def _update_of(steps: Steps, cache: int) -> Update | None:
     """Return the updates that make a cache of which only the halves are used; None if they are others."""
-    found, values, positions, at = list[int](), dict[int, int](), set[int](), cache
+    found, values, positions, at, rows = list[int](), dict[int, int](), set[int](), cache, steps.specs[cache].shape
     while len(values) < 2:
         step, uses = steps.maker(at), 2 if at == cache else 1
         if step is None or launcher_of(step) is not shape.slice_update or steps.uses(at) != uses:
             return None
         if at != cache and steps.is_output(at):
             return None
-        (half, *others, position, last), spec = step.inputs[3], steps.specs[step.inputs[2]]
+        (half, *others, position, last), spec = step.inputs[3], steps.specs.get(step.inputs[2])
         starts = [steps.constant(start) for start in (half, *others, last)]
-        rows = steps.specs[cache].shape
         if starts[1:] != [0, 0, 0] or starts[0] not in (0, 1) or not steps.is_scalar(position):
             return None
-        if spec.shape[1:] != (*rows[1:3], 1, rows[4]) or set(step.params["steps"]) != {1}:
+        if spec is None or spec.shape[1:] != (*rows[1:3], 1, rows[4]) or set(step.params["steps"]) != {1}:
             return None
         halves = range(starts[0], starts[0] + spec.shape[0])
         if any(i in values for i in halves):
@@ -101,4 +100,4 @@ def _update_of(steps: Steps, cache: int) -> Update | None:
         at = step.inputs[1]
     if len(positions) > 1 or sorted(values) != [0, 1]:
         return None
-    return Update(found, list(dict.fromkeys((values[0], values[1]))), positions.pop())
+    return Update(found, [values[i] for i in range(len(found))], positions.pop())

@@ -77,6 +77,24 @@ def test_rows_that_rotary_tables_turned_are_stored(programs):
     assert stores(programs[0]) == (1, 1)
 
 
+def of_equal_keys_and_values(layer, x, cache, position):
+    rows = layer.qkv(x)[..., :64].reshape(1, 1, 1, 64)
+    cache.put(rows, rows, position)
+    return ops.attention(rows, *cache.read(1), cache.seen(1, position))
+
+
+def test_keys_may_be_the_values(programs):
+    layer = MultiHeadAttention(16, 1, head_size=64).eval()
+    compiled = pa.compile(of_equal_keys_and_values, donate=("cache",))
+    caches = [layer.cache(1, 8) for _ in range(2)]
+    for position in (0, 1, 5):
+        x = pa.random.normal((1, 1, 16))
+        expected = of_equal_keys_and_values(layer, x, caches[0], position)
+        np.testing.assert_array_equal(compiled(layer, x, caches[1], position).numpy(), expected.numpy())
+    np.testing.assert_array_equal(caches[0].both.numpy(), caches[1].both.numpy())
+    assert stores(programs[0]) == (1, 1)
+
+
 def twice(layer, x, cache, position):
     """Read the cache a second time."""
     y = layer(x, cache=cache, position=position)
