@@ -38,20 +38,27 @@ def fuse_stored_rows(device: Device, program: Program) -> Program:
     steps = Steps(program)
     for n, step in enumerate(program.steps):
         if launcher_of(step) is attention.forward and not step.params["causal"] and not step.params["dropout_rate"]:
-            caches = [_cache_of(steps, v, i) for i, v in enumerate(step.inputs[2:4])]
-            update = _update_of(steps, caches[0]) if caches[0] is not None and caches[0] == caches[1] else None
+            cache, other = [_cache_of(steps, v, i) for i, v in enumerate(step.inputs[2:4])]
+            if cache is None or cache != other or steps.specs[cache].shape[1:3] != _lead(program, step):
+                continue
+            update = _update_of(steps, cache)
             if update is not None:
                 _fuse(device, program, steps, n, update)
     return steps.program()
 
 
 def _fuse(device: Device, program: Program, steps: Steps, n: int, update: Update) -> None:
-    *gone, kept = [program.steps.index(steps.maker(v)) for v in update.caches]
-    first, step = program.steps[[*gone, kept][0]], program.steps[n]
-    copy = program.steps[kept]._replace(call=following(device, _copied), inputs=first.inputs[:2], params={})
-    steps.join(kept, gone, copy)
+    places = [program.steps.index(steps.maker(v)) for v in update.caches]
+    first, last, step = (program.steps[m] for m in (places[0], places[-1], n))
+    copy = last._replace(call=following(device, _copied), inputs=first.inputs[:2], params={})
+    steps.join(places[-1], places[:-1], copy)
     inputs = *step.inputs, tuple(update.values), update.position
     steps.join(n, [], step._replace(call=following(device, attention.forward_storing), inputs=inputs))
+
+
+def _lead(program: Program, step: Step) -> tuple[int, ...]:
+    """Return the leading axes of an attention's result: more than a cache's where several queries share its rows."""
+    return program.specs[step.outputs[0]].shape[:-2]
 
 
 def _copied(device: Device, out: Spec, cache: Buffer) -> Buffer:
