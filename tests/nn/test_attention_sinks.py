@@ -85,7 +85,7 @@ def test_gradients_match_finite_differences(kv, t, backend):
 
 @pytest.mark.parametrize("kv", [1, 2, 4])
 def test_a_cache_changes_nothing(kv, backend):
-    """For a text in one piece, one token at a time, in pieces of many tokens, and in a compiled function."""
+    """Compare a text in one piece, one token at a time, in pieces of many tokens, and in a compiled function."""
     layer, t = layer_of(n_kv_heads=kv), 3 * MAX_STORED_QUERIES
     x = pa.asarray(normal(2, t, 8))
     wanted = layer(x).numpy()

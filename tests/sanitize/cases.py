@@ -556,7 +556,7 @@ def decodes(dtype: str) -> Iterator[Case]:
     rows = array(1, 2, 3, 1, 37, dtype=dtype), array(1, 2, 3, 1, 20, dtype=dtype)
     caches = array(2, 3, 9, 37, dtype=dtype), array(2, 3, 9, 20, dtype=dtype)
     given = array(2, 3, 1, 37, dtype=dtype), *caches, *rows
-    yield Case(f"attention {dtype} of one query that stores rows", store_and_attend, given)
+    yield Case(f"decode attention {dtype} that stores rows", store_and_attend, given)
 
 
 def store_and_attend(q: polyarr.Array, k: polyarr.Array, v: polyarr.Array, *rows: polyarr.Array) -> None:

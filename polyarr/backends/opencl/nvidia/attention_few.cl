@@ -6,7 +6,7 @@
 // The keys are parts of keys_per_part, in order. A team of WARPS warps computes a part, a work-group with WHOLE all parts
 // of a batch entry, TEAMS at a time, otherwise one (split-KV). Parts are joined in their order: with WHOLE in registers,
 // otherwise by the last work-group of a batch entry to end. Parts in which every key is masked are left out. So the bits
-// of a result depend neither on the batch nor on masked keys.
+// of a result depend neither on the batch nor on masked keys, as long as keys_per_part is the same.
 //
 // A warp takes CHUNK keys at a time, straight from global memory to registers, with an online softmax. q k^T has the
 // queries as rows and 8 keys as columns of an instruction; a lane takes 8 neighboring numbers of a key where the
