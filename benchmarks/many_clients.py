@@ -1,7 +1,7 @@
 """Speed of the server with many clients at once, compared with one client: tokens per second through HTTP.
 
     python benchmarks/many_clients.py [--preset shakespeare-char] [--backend opencl] [--dtype float32]
-                                      [--clients 1 8 32 64] [--tokens 256] [--turns 3] [--stream]
+                                      [--clients 1 8 32 64] [--tokens N] [--turns 3] [--stream]
 
 A server of random weights runs in this process, clients in another one. Each client asks for one text after a prompt of
 20 tokens, sampled (temperature 0.8, top_k 50), all at the same time; a turn is timed from before the first request to
@@ -28,10 +28,12 @@ from polyarr.serving.server import listen, server_of
 from polyarr.text import byte_tokenizer
 from polyarr.training import PRESETS
 
+PROMPT = 20  # tokens before each text
+
 
 async def ask(port, tokens, seed, is_stream):
     """Ask for a text; return the number of its tokens, and the seconds to the first byte of the answer's body."""
-    asked = {"model": "m", "prompt": [*range(20)], "max_tokens": tokens, "seed": seed, "temperature": 0.8, "top_k": 50}
+    asked = {"model": "m", "prompt": [*range(PROMPT)], "max_tokens": tokens, "seed": seed, "temperature": 0.8, "top_k": 50}
     body = json.dumps({**asked, "stream": is_stream, "stop": []}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     began = time.perf_counter()
@@ -45,6 +47,8 @@ async def ask(port, tokens, seed, is_stream):
     if is_stream:
         assert b"[DONE]" in answer, answer[-500:]
         return tokens, seconds
+    if b"error" in answer:
+        sys.exit(f"the server answers: {answer.decode()}")
     return json.loads(answer)["usage"]["completion_tokens"], seconds
 
 
@@ -81,19 +85,23 @@ def main():
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rows", type=int, help="texts at a time; the largest number of clients by default")
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--tokens", type=int, help="of each text; 256 by default, or as many as the context holds")
     parser.add_argument("--context", type=int, default=1024, help="context of a Llama; other models have theirs")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)  # of the server, for the process of the clients
     args = parser.parse_args()
+    config, rows = config_of(args.preset, args.context), max(args.clients)
+    args.tokens = args.tokens or min(256, config.context_length - PROMPT)
     if args.port:
-        asyncio.run(ask_as_clients(args.port, args))
-        os.kill(os.getppid(), signal.SIGINT)
+        try:
+            asyncio.run(ask_as_clients(args.port, args))
+        finally:
+            os.kill(os.getppid(), signal.SIGINT)
         return
     pa.set_backend(args.backend)
     pa.random.seed(0)
-    model, rows = new_model(config_of(args.preset, args.context)).eval().astype(args.dtype), max(args.clients)
+    model = new_model(config).eval().astype(args.dtype)
     server = server_of(model, byte_tokenizer(), "m", batch=args.rows or rows, waiting=rows)
     print(f"{args.preset}, {args.dtype}, {pa.get_backend().name}: median of {args.turns} turns", flush=True)
     with listen("127.0.0.1", 0) as listener:
