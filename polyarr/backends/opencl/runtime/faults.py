@@ -174,15 +174,18 @@ class Faults:
 
 
 def _listen(mine: Record, bufs: Any) -> None:
+    last = None
     for buf in bufs:
         origin = getattr(buf, "origin", None)
         if origin is None:
             if type(buf) is tuple:
                 _listen(mine, buf)
-        elif origin.record is not mine and origin not in mine.followed and _is_open(origin):
-            if len(mine.followed) >= MAX_FOLLOWED:
-                mine.followed = {o: at for o, at in mine.followed.items() if _is_open(o)}
-            mine.followed[origin] = mine.go_on()
+        elif origin is not last:  # the weights of a model have often the same one
+            last = origin
+            if origin.record is not mine and origin not in mine.followed and _is_open(origin):
+                if len(mine.followed) >= MAX_FOLLOWED:
+                    mine.followed = {o: at for o, at in mine.followed.items() if _is_open(o)}
+                mine.followed[origin] = mine.go_on()
 
 
 def _is_open(origin: Origin) -> bool:
