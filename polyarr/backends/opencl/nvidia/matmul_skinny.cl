@@ -3,7 +3,7 @@
 // be a quantized weight: its codes become floats in registers, which is exact, and scales multiply float32 sums. With
 // GATED it is activation(x @ y + bias) * (x @ up + up_bias), with each factor rounded to T, as in a gated feed-forward.
 //
-// A work-group multiplies TILES tiles of 16 columns of y by all rows of x; y is the instructions' first operand. Its
+// A work-group multiplies TILES tiles of 16 columns of y by M rows of x; y is the instructions' first operand. Its
 // WARPS warps take steps of STEP along k in turn. A warp copies a step to local memory (cp.async), STAGES steps ahead,
 // and waits for no other warp before the sums are added. Rows of local memory are padded, so that the lanes of a load
 // meet in no bank. A lane takes four neighboring numbers along k where the instructions expect two pairs: the order
@@ -14,9 +14,9 @@
 //          of a quantized weight, y is codes (n, k) or (n, k / 2), and scale (n) or (n, k / 32); k is a multiple of 16,
 //          and of 64 with IN_BLOCKS; out, saved (m, n) of T, row-major; saved is the input of the activation; up,
 //          up_scale and up_bias, used if GATED, are like y, scale and bias
-// Launch   global (groups * 32, WARPS), local (32, WARPS); a group has TILES * 16 columns
+// Launch   global (groups * 32, blocks * WARPS), local (32, WARPS); a group has TILES * 16 columns, a block M rows
 // Params   T, LOAD, STORE, KIND    the dtype: see prelude.cl; KIND is its PTX name
-//          M, TILES, WARPS         as above; M, 1 or a multiple of 8, is at least m
+//          M, TILES, WARPS         as above; M is 1 for one row, else a multiple of 8
 //          STAGES                  steps of a warp that are in flight
 //          GATED                   1 to multiply by the product with a second weight
 //          BIAS, SAVE, ACTIVATION  1 to add bias, to write saved; none, relu, silu, gelu or gelu_tanh
@@ -158,13 +158,15 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
         __global const T *restrict x, __global const Y_T *restrict y, __global const SCALE_T *restrict scale,
         __global const BIAS_T *restrict bias, __global T *restrict out, __global T *restrict saved,
         __global const Y_T *restrict up, __global const SCALE_T *restrict up_scale, __global const BIAS_T *restrict up_bias,
-        const long x_start, const long y_start, const int m, const int n, const int k, const int x_row, const int y_row) {
+        const long x_start, const long y_start, const int rows, const int n, const int k, const int x_row,
+        const int y_row) {
     __local uint4 stored[WARPS * STAGES * STAGE_BYTES / 16];
     const int lane = get_local_id(0), warp = get_local_id(1), flat = warp * 32 + lane;
     const int first = get_group_id(0) * COLUMNS, own = lane / 4, quarter = lane % 4, steps = (k + STEP - 1) / STEP;
     __local const char *mine = (__local const char *)stored + warp * STAGES * STAGE_BYTES;
     const uint address = local_address(mine);
-    x += x_start;
+    const int above = get_group_id(1) * M, m = MIN(rows - above, M);  // rows of other work-groups, and of this one
+    x += x_start + (long)above * x_row;
     __global const Y_T *columns[ALL_COLUMNS * PIECES / 32];
     EACH_OF_Y columns[i] = (c < COLUMNS ? y : up) + y_start + (long)COLUMN(c) * y_row;
 
@@ -233,7 +235,7 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
             if (BIAS) v += BIAS_LOAD(g ? up_bias : bias, column);
             found[g] = v;
         }
-        const size_t to = (size_t)r * n + column;
+        const size_t to = (size_t)(above + r) * n + column;
         if (SAVE) STORE(saved, to, found[0]);
         const float v = ACTIVATE(found[0]);
 #if GATED

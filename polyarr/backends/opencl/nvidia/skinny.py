@@ -13,11 +13,12 @@ from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound
 from polyarr.core.spec import bfloat16, float16
 
 KINDS = {bfloat16: "bf16", float16: "f16"}
-MAX_ROWS = 32  # more are faster by larger tiles
+MAX_ROWS = 64  # more are faster by larger tiles
 MIN_COLUMNS = 256
 TILE, PIECE = 16, 8  # columns of a tile, and numbers of a 16-byte load
 STEPS = {16: 64, 8: 128, 4: 128}  # of k, for a warp, by the bits of a number of the weight
 MANY_COLUMNS, VERY_MANY, FEW = 48, 96, 20  # columns of a weight, per multiprocessor
+ROWS = 32  # of a work-group, but for the largest weights
 
 
 def shape_of(n: int, k: int, rows: int, bits: int, units: int) -> dict[str, int]:
@@ -27,10 +28,13 @@ def shape_of(n: int, k: int, rows: int, bits: int, units: int) -> dict[str, int]
     """
     steps = blocks_in(k, STEPS[bits])
     warps = min(4 if n >= MANY_COLUMNS * units else 8, _power(steps))
-    tiles = 4 if n >= VERY_MANY * units else 2 if n >= FEW * units else 1
-    kept = 1 if rows == 1 else blocks_in(rows, 8) * 8
-    stages = min(3 if tiles == 1 and kept <= 16 else 2, blocks_in(steps, warps))
-    return {"M": kept, "TILES": tiles, "WARPS": warps, "STAGES": stages}
+    if rows > ROWS:  # as many columns as local memory holds, or else more work-groups
+        kept, tiles = 2 * ROWS if n >= FEW * units else ROWS, 4 if n >= MANY_COLUMNS * units else 2
+    else:
+        kept = 1 if rows == 1 else blocks_in(rows, 8) * 8
+        tiles = 4 if n >= VERY_MANY * units else 2 if n >= FEW * units else 1
+    most = 3 if tiles == 1 and kept <= 16 else 1 if kept > ROWS and warps == 8 else 2
+    return {"M": kept, "TILES": tiles, "WARPS": warps, "STAGES": min(most, blocks_in(steps, warps))}
 
 
 def _power(length: int) -> int:
@@ -38,9 +42,10 @@ def _power(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
-def work_of(n: int, macros: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+def work_of(rows: int, n: int, macros: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the work-items and the size of a work-group."""
-    return (blocks_in(n, TILE * macros["TILES"]) * 32, macros["WARPS"]), (32, macros["WARPS"])
+    groups, blocks, warps = blocks_in(n, TILE * macros["TILES"]), blocks_in(rows, macros["M"]), macros["WARPS"]
+    return (groups * 32, blocks * warps), (32, warps)
 
 
 def plan(
@@ -72,7 +77,7 @@ def macros_of(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dic
 
 
 def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
-    kernel, (work, group) = device.build("matmul_skinny", **macros).matmul, work_of(p.n, macros)
+    kernel, (work, group) = device.build("matmul_skinny", **macros).matmul, work_of(p.m, p.n, macros)
     scalars = p.m, p.n, p.k, p.x.kept, p.y.kept
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:
@@ -93,8 +98,8 @@ def check_program(device: Device, dtype: np.dtype, macros: dict[str, Any], epilo
 
 
 def checked_rows(macros: dict[str, Any]) -> int:
-    """Return the rows of a check: one less than a program has room for, if that is more than one."""
-    return max(macros["M"] - 1, 1)
+    """Return the rows of a check: one less than two work-groups take."""
+    return 2 * macros["M"] - 1
 
 
 def _trial(device: Device) -> None:
@@ -109,6 +114,6 @@ def _trial(device: Device) -> None:
 
 
 VARIANT = Variant(
-    "skinny", "float16 and bfloat16, up to 32 rows and a weight read along k, on NVIDIA GPUs from Ampere on", plan,
+    "skinny", "float16 and bfloat16, up to 64 rows and a weight read along k, on NVIDIA GPUs from Ampere on", plan,
     may_suit=lambda features: features.architecture >= 80, stem="matmul_skinny", trial=_trial,
 )  # fmt: skip

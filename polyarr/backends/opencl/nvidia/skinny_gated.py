@@ -57,7 +57,7 @@ def _launch(device: Device, macros: dict[str, Any], x: Buffer, gate: Layer, up: 
     out = device.empty(Spec((rows, n), x.dtype))
     first, second = ([a and a.memory for a in layer] if layer else [None] * 3 for layer in (gate, up))
     device.build("matmul_skinny", **macros).matmul(
-        *work_of(n, macros), x.memory, *first, out.memory, None, *second, 0, 0, rows, n, k, k, pitch
+        *work_of(rows, n, macros), x.memory, *first, out.memory, None, *second, 0, 0, rows, n, k, k, pitch
     )
     return out
 
@@ -112,6 +112,6 @@ def _trial(device: Device) -> None:
 
 
 VARIANT = Variant(
-    "skinny_gated", "float16 and bfloat16, up to 32 rows, on NVIDIA GPUs from Ampere on", plan,
+    "skinny_gated", "float16 and bfloat16, up to 64 rows, on NVIDIA GPUs from Ampere on", plan,
     may_suit=lambda features: features.architecture >= 80, stem="matmul_skinny", trial=_trial,
 )  # fmt: skip

@@ -57,7 +57,7 @@ def _launch(
 ) -> Buffer:  # fmt: skip
     rows, n, k = x.shape[0], weight.n, weight.k
     device.build("matmul_skinny", **macros).matmul(
-        *work_of(n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None, None,
+        *work_of(rows, n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None, None,
         0, 0, rows, n, k, k, k * weight.bits // 8,
     )  # fmt: skip
     return out
@@ -111,6 +111,6 @@ def _trial(device: Device) -> None:
 
 
 VARIANT = Variant(
-    "skinny_quantized", "float16 and bfloat16, up to 32 rows, on NVIDIA GPUs from Ampere on", plan,
+    "skinny_quantized", "float16 and bfloat16, up to 64 rows, on NVIDIA GPUs from Ampere on", plan,
     may_suit=lambda features: features.architecture >= 80, stem="matmul_skinny", trial=_trial,
 )  # fmt: skip

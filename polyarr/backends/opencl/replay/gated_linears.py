@@ -12,7 +12,7 @@ from polyarr.backends.opencl.table import KERNELS, following
 from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import NARROW
 
-MAX_ROWS = 32  # of the kernels that multiply by both weights
+MAX_ROWS = 64  # of the kernels that multiply by both weights
 
 
 def fuse_gated_linears(device: Device, program: Program) -> Program:
