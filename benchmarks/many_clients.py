@@ -33,8 +33,8 @@ PROMPT = 20  # tokens before each text
 
 async def ask(port, tokens, seed, is_stream):
     """Ask for a text; return the number of its tokens, and the seconds to the first byte of the answer's body."""
-    asked = {"model": "m", "prompt": [*range(PROMPT)], "max_tokens": tokens, "seed": seed, "temperature": 0.8, "top_k": 50}
-    body = json.dumps({**asked, "stream": is_stream, "stop": []}).encode()
+    asked = {"model": "m", "prompt": [*range(PROMPT)], "max_tokens": tokens, "seed": seed, "stream": is_stream}
+    body = json.dumps({**asked, "temperature": 0.8, "top_k": 50, "stop": []}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--rows", type=int, help="texts at a time; the largest number of clients by default")
-    parser.add_argument("--tokens", type=int, help="of each text; 256 by default, or as many as the context holds")
+    parser.add_argument("--tokens", type=int, help="of each text; 256, or as many as the context holds")
     parser.add_argument("--context", type=int, default=1024, help="context of a Llama; other models have theirs")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--stream", action="store_true")

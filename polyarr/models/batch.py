@@ -447,17 +447,17 @@ class Batch:
 
     def _inputs(self, texts: dict[int, _Text], kinds: list[_Kind]) -> np.ndarray:
         """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
-        inputs = np.zeros((len(_INPUTS), len(self._texts)), np.int32)
-        inputs[_INPUTS.index("kind")] = -1
         # Each row gets a key and a value: one that waits for its mask where those of its next token will be, one
         # without a text after the chunks that may be reused.
+        last, inputs = self._spans[-1] - 1, []
         for row, (text, prefix) in enumerate(zip(self._texts, self._prefixes, strict=True)):
-            position = text.done if text is not None and text.has_begun else len(prefix)
-            inputs[_INPUTS.index("position"), row] = min(position, self._spans[-1] - 1)
-        for row, text in texts.items():
-            inputs[:, row] = text.done, text.draw(), kinds.index(text.kind)
-            text.done += 1
-        return inputs
+            position = min(text.done if text is not None and text.has_begun else len(prefix), last)
+            if text is None or row not in texts:
+                inputs.append((position, 0, -1))
+            else:
+                inputs.append((position, text.draw(), kinds.index(text.kind)))
+                text.done += 1
+        return np.array(inputs, np.int32).T
 
     def _masked_biases(self, texts: dict[int, _Text]) -> Array:
         """Return the masked biases (B, V) of these texts, with zeros for the other rows."""

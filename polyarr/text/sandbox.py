@@ -26,6 +26,7 @@ from polyarr.text.streams import TextStream
 from polyarr.text.subword import SubwordTokenizer
 from polyarr.text.tokenizer import Tokenizer
 
+MAX_TOKEN = 2**12  # bytes of the longest token of a tokenizer whose texts are decoded in this process
 POLL_SECONDS = 0.05  # how often a request that waits for its turn looks whether it is abandoned
 START_SECONDS = 120.0  # time limit for starting a worker
 # A template that was stopped STRIKES times in a row is not tried again for REST_SECONDS. One that has rendered before
@@ -357,6 +358,12 @@ class SandboxedTokenizer:
             found = self._decoder.ask("rest", stream.key)
         return found
 
+    @cached_property
+    def decodes_here(self) -> Tokenizer | None:
+        """The tokenizer itself if its texts are the joined bytes of its tokens, none of them long; else None."""
+        joined = getattr(self._tokenizer, "bytes_of", None)
+        return self._tokenizer if joined and max(map(len, joined.values())) <= MAX_TOKEN else None
+
     def new_key(self, stream: "SandboxedStream") -> int:
         """Return the number of a new stream; the worker forgets the stream after it was garbage-collected."""
         key = next(self._keys)
@@ -387,7 +394,11 @@ class SandboxedStream(TextStream):
 
 
 def text_stream(tokenizer: Tokenizer, after: Sequence[int]) -> TextStream:
-    """Return a stream of the text of tokens after others, which a worker decodes if the tokenizer has one."""
+    """Return a stream of the text of tokens after others.
+
+    The worker of a sandboxed tokenizer decodes it, unless that takes no more than joining the bytes of tokens.
+    """
     if isinstance(tokenizer, SandboxedTokenizer):
-        return SandboxedStream(tokenizer, after)
+        decodes = tokenizer.decodes_here
+        return SandboxedStream(tokenizer, after) if decodes is None else TextStream(decodes, after)
     return TextStream(tokenizer, after)

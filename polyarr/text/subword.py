@@ -3,8 +3,10 @@
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from typing import Any, Self
 
 import numpy as np
@@ -172,6 +174,18 @@ class SubwordTokenizer:
         numbers = self._checked(tokens)
         return _call_library(self._tokenizer.decode, list(numbers), skip_special_tokens=False)
 
+    @cached_property
+    def bytes_of(self) -> Mapping[int, bytes] | None:
+        """The bytes of each token, if the text of tokens is their bytes and no more, as in GPT-2's files; else None."""
+        if not isinstance(self._tokenizer.decoder, self._library.decoders.ByteLevel):
+            return None
+        byte_of = {character: n for n, character in enumerate(_byte_characters())}
+        texts = {number: self.token(number) for number in self._numbers.values()}
+        return {
+            number: bytes(map(byte_of.__getitem__, text)) if byte_of.keys() >= set(text) else text.encode()
+            for number, text in texts.items()
+        }
+
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield the text of tokens in pieces, one for each token, and at the end the rest, if there is one.
 
@@ -185,6 +199,9 @@ class SubwordTokenizer:
         Raises:
             ValueError: A number is not a token.
         """
+        if self.bytes_of is not None:
+            yield from self._stream_bytes(self.bytes_of, tokens, after)
+            return
         window = list(after)  # tokens since the last but one complete character; the next piece depends on them
         text = self.decode(window)
         given, whole = len(text) - self._in_doubt(window, text), len(window)
@@ -201,6 +218,17 @@ class SubwordTokenizer:
                 window, whole = window[whole:], len(window) - whole
                 given = len(self.decode(window))
         if rest := self.decode(window)[given:]:
+            yield rest
+
+    def _stream_bytes(
+        self, bytes_of: Mapping[int, bytes], tokens: Iterable[int], after: Sequence[int]
+    ) -> Iterator[str]:
+        decoder = getincrementaldecoder("utf-8")("replace")
+        for number in self._checked(after):
+            decoder.decode(bytes_of.get(number, b""))
+        for number in self._checked(tokens):
+            yield decoder.decode(bytes_of.get(number, b""))
+        if rest := decoder.decode(b"", final=True):
             yield rest
 
     def _in_doubt(self, tokens: Sequence[int], text: str) -> int:
@@ -375,6 +403,13 @@ def _byte_level(model: Any) -> Any:
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     return tokenizer
+
+
+def _byte_characters() -> Iterator[str]:
+    """Yield the characters that stand for the bytes 0 to 255 in vocabularies of bytes, as GPT-2's."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = count(0x100)
+    return (chr(byte if byte in visible else next(others)) for byte in range(BYTES))
 
 
 def _unknown_token(model: dict[str, Any], numbers: dict[str, int]) -> int | None:

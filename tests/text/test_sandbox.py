@@ -20,7 +20,7 @@ from polyarr.models import GPTModel, save_pretrained
 from polyarr.text import CharTokenizer, ChatTemplate, SubwordTokenizer, byte_tokenizer
 from polyarr.text import sandbox as sandbox_module
 from polyarr.text import sandbox_worker as worker_module
-from polyarr.text.sandbox import Limits, SandboxedTokenizer, SandboxError
+from polyarr.text.sandbox import Limits, SandboxedStream, SandboxedTokenizer, SandboxError, text_stream
 from tests.helpers.root import ROOT
 
 pytest.importorskip("jinja2")
@@ -180,6 +180,33 @@ def test_a_stream_goes_on_in_the_next_worker(programs):
             programs._decoder._process.kill()
             programs._decoder._process.wait()
     assert found == list(tokenizer_of().stream(tokens, after=tokens[:1]))
+
+
+def test_several_texts_at_once_go_on_in_the_next_worker():
+    decoder = {"type": "Sequence", "decoders": [described()["decoder"], {"type": "Fuse"}]}
+    plain, texts = tokenizer_of(decoder=decoder), ["é 日本 😀.", "the quick", "日本 é"]
+    given = [plain.encode(text).tolist()[:9] for text in texts]
+    with SandboxedTokenizer(plain, is_shared=True) as found:
+        streams = [text_stream(found, after=tokens[:2]) for tokens in given]
+        parts = []
+        for at in range(2, 9):
+            if at == 5:
+                found._decoder._process.kill()
+                found._decoder._process.wait()
+            parts.append(type(streams[0]).add_each(streams, [tokens[at] for tokens in given]))
+        for tokens, stream, *pieces in zip(given, streams, *parts, strict=True):
+            assert "".join([*pieces, stream.rest()]) == "".join(plain.stream(tokens[2:], after=tokens[:2]))
+
+
+@pytest.mark.parametrize(("longest", "needs_worker"), [(4096, False), (4097, True)])
+def test_texts_that_are_the_bytes_of_short_tokens_need_no_worker(longest, needs_worker):
+    added = {"id": 257, "content": "a" * longest, "special": False}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    plain = tokenizer_of(added_tokens=[*json.loads(byte_tokenizer().to_json())["added_tokens"], added])
+    with SandboxedTokenizer(plain, is_shared=True) as found:
+        stream = text_stream(found, after=[66])
+        assert isinstance(stream, SandboxedStream) == needs_worker
+        assert (stream.add(257), stream.add(65), stream.rest()) == ("a" * longest, plain.decode([65]), "")
 
 
 def test_where_the_system_has_no_such_limits_a_timer_kills_it(monkeypatch):

@@ -78,6 +78,19 @@ def test_a_stream_gives_a_character_when_it_is_whole():
     assert parts == ["", "é", "", "", "日", "a"]
 
 
+def test_added_tokens_are_in_a_stream_what_they_are_in_a_text():
+    """Among them are characters that stand for no byte, and half of a character before them."""
+    saved = json.loads(byte_tokenizer().to_json())
+    for number, content in ((257, "<|日|>"), (258, "Ġé")):
+        added = {"id": number, "content": content, "special": number == 257}
+        saved["added_tokens"].append(added | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False))
+    tokenizer = SubwordTokenizer(json.dumps(saved))
+    half = tokenizer.encode("é").tolist()[0]
+    tokens = [half, 257, 258, half, half, 257]
+    assert tokenizer.decode(tokens) == "".join(tokenizer.stream(tokens))
+    assert "".join(tokenizer.stream(tokens[2:], after=tokens[:2])) == tokenizer.decode(tokens[2:])
+
+
 def test_merges_make_texts_shorter():
     assert BPE.vocab_size == 300 and byte_tokenizer().vocab_size == 257
     assert len(BPE.encode(TEXT)) < 0.6 * len(TEXT.encode())

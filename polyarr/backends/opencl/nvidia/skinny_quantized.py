@@ -57,8 +57,8 @@ def _launch(
 ) -> Buffer:  # fmt: skip
     rows, n, k = x.shape[0], weight.n, weight.k
     device.build("matmul_skinny", **macros).matmul(
-        *work_of(rows, n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None, None,
-        0, 0, rows, n, k, k, k * weight.bits // 8,
+        *work_of(rows, n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None,
+        None, 0, 0, rows, n, k, k, k * weight.bits // 8,
     )  # fmt: skip
     return out
 
