@@ -21,7 +21,7 @@ from polyarr.training.pretrained import import_model
 )
 @dtype_option
 @click.option(
-    "--keep-quantized", is_flag=True, help="Keep layers quantized: Q8_0 and Q4_0 of a GGUF file, AWQ, GPTQ, MXFP4."
+    "--keep-quantized", is_flag=True, help="Keep layers quantized: Q8_0, Q4_0 of a GGUF file, AWQ, GPTQ, MXFP4."
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 def command(

@@ -91,7 +91,7 @@ def load_pretrained(
         keep_quantized: Whether linear layers whose weights are all Q8_0, or all Q4_0, in a GGUF file become
             nn.QuantizedLinear, with the bytes of the file; and so those of AWQ, GPTQ and MXFP4 whose numbers fit into
             such blocks without loss, those of MXFP4 into Q8_0. Embeddings and other types are dequantized; with a
-            RuntimeWarning if of AWQ, GPTQ or MXFP4.
+            RuntimeWarning if of AWQ, GPTQ or MXFP4 in a folder.
 
     Returns:
         A GPTModel or a LlamaModel in evaluation mode.

@@ -80,10 +80,10 @@ class GGUFFile:
         return found
 
     def blocks(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Read a tensor of Q8_0 or Q4_0 as it is.
+        """Read a tensor of Q8_0, Q4_0 or MXFP4 as it is.
 
         Returns:
-            Codes, int8 (..., k) or uint8 (..., k / 2), and scales, float16 (..., k / 32).
+            Codes, int8 (..., k) of Q8_0 or uint8 (..., k / 2), and scales (..., k / 32), float16 or of MXFP4 uint8.
 
         Raises:
             OSError: The file cannot be read.
@@ -93,6 +93,8 @@ class GGUFFile:
         block, size = self._library.GGML_QUANT_SIZES[kind]
         count = self._bytes(kind, math.prod(shape))
         data = np.frombuffer(self._file.read(start, count), np.uint8).reshape(*shape[:-1], shape[-1] // block, size)
+        if kind.name == "MXFP4":
+            return data[..., 1:].reshape(*shape[:-1], -1), data[..., 0]
         scale = np.ascontiguousarray(data[..., :2]).view(np.float16)[..., 0]
         codes = data[..., 2:].reshape(*shape[:-1], -1)
         return codes.view(np.int8) if kind.name == "Q8_0" else codes, finite(name, scale, scale.dtype)

@@ -50,6 +50,13 @@ MODELS = {
         {**LLAMA, **EXPERTS, "qk_norm": "head", "expert_dim": 32, "normalize_experts": True, "tie_embeddings": True}
     ),
     "olmoe": lambda: LlamaModel({**LLAMA, **EXPERTS, "qk_norm": "all"}),
+    "gpt-oss": lambda: LlamaModel(
+        {
+            **LLAMA, **EXPERTS, "normalize_experts": True, "expert_bias": True, "swiglu_limit": 7.0, "windows": [4, 0],
+            "attention_sinks": True, "qkv_bias": True, "out_bias": True, "rope_theta": 150_000.0,
+            "rope_scaling": [32.0, 1.0, 32.0, 8, "yarn", float(0.1 * np.log(32) + 1), [], [], False],
+        }
+    ),
 }
 TEXTS = ["the quick  brown fox;\n\n 1234's \tEnd. ", "naïve café 東京 🦊", " lead", "a<|im_end|>b", "it's IT'S we'LL"]
 

@@ -1,6 +1,7 @@
 """Folders of gpt-oss: experts in MXFP4 packed here number by number, and the names and layouts of their arrays."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -30,6 +31,14 @@ CONFIG = {
 }  # fmt: skip
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 EXPERTS = "model.layers.1.mlp.experts"
+NAMES = {  # parts of transformers' names, and llama.cpp's
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.sinks": "attn_sinks.weight", "mlp.router": "ffn_gate_inp",
+    "mlp.experts.down_proj_bias": "ffn_down_exps.bias", "mlp.experts.down_proj": "ffn_down_exps.weight",
+}  # fmt: skip
 TOKENS = np.array([[1, 5, 2, 7, 3, 22, 0, 9]])
 
 
@@ -248,11 +257,90 @@ def test_adapters_of_attention_are_written_and_those_of_experts_refused(tmp_path
     assert np.abs(found - model(tokens).numpy()).max() > 0.1
 
 
-def test_gguf_files_have_no_such_model(tmp_path):
-    pytest.importorskip("gguf")
-    with pytest.raises(ValueError, match="a model of the type 'gpt_oss'; GGUF files have gpt2") as caught:
-        save_gguf(tmp_path / "a.gguf", model_of())
-    assert "\n" not in str(caught.value)
+def file_of(path, folder, experts, others, **changes):
+    """Write a GGUF file of the weights of a folder as llama.cpp's converter does; put what it has into the folder.
+
+    Expert weights are of the type `experts`, other matrices of `others`, biases and the router float32.
+    """
+    gguf = pytest.importorskip("gguf")
+    yarn = nn.RotaryScaling(32.0, 1.0, 32.0, 16, "yarn", float(0.1 * np.log(32) + 1), (), (), False)
+    save_pretrained(folder, model_of(rope_scaling=yarn, **changes), dtype="float32")
+    arrays, writer = load_file(folder / "model.safetensors"), gguf.GGUFWriter(path, "gpt-oss")
+    for key, value in {
+        "context_length": 64, "embedding_length": 64, "block_count": 2, "feed_forward_length": 32,
+        "expert_feed_forward_length": 32, "attention.head_count": 4, "attention.head_count_kv": 2, "expert_count": 3,
+        "expert_used_count": 2, "attention.key_length": 8, "attention.value_length": 8, "attention.sliding_window": 5,
+        "rope.scaling.original_context_length": 16,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"gpt-oss.{key}", value)
+    for key, value in {
+        "rope.freq_base": 150_000.0, "attention.layer_norm_rms_epsilon": 1e-5, "rope.scaling.factor": 32.0,
+    }.items():  # fmt: skip
+        writer.add_float32(f"gpt-oss.{key}", value)
+    writer.add_string("gpt-oss.rope.scaling.type", "yarn")
+
+    def add(name, a, type="F32"):
+        """Add a tensor, and return the numbers that the library reads."""
+        kind = gguf.GGMLQuantizationType[type]
+        data = gguf.quants.quantize(np.ascontiguousarray(a), kind)
+        writer.add_tensor(name, data, raw_dtype=kind)
+        return gguf.quants.dequantize(data, kind)
+
+    for name, a in arrays.items():
+        own = re.sub(r"^model\.layers\.(\d)\.", r"blk.\1.", name)
+        for theirs, ours in NAMES.items():
+            own = own.replace(theirs, ours)
+        if own.endswith("gate_up_proj"):  # rows of gate and up alternate, and llama.cpp's arrays are (experts, out, in)
+            before, rows = own.removesuffix("mlp.experts.gate_up_proj"), a.swapaxes(1, 2)
+            gate = add(f"{before}ffn_gate_exps.weight", rows[:, 0::2], experts)
+            up = add(f"{before}ffn_up_exps.weight", rows[:, 1::2], experts)
+            arrays[name] = np.stack([gate, up], axis=2).reshape(rows.shape).swapaxes(1, 2)
+        elif own.endswith("gate_up_proj_bias"):
+            before = own.removesuffix("mlp.experts.gate_up_proj_bias")
+            add(f"{before}ffn_gate_exps.bias", a[:, 0::2])
+            add(f"{before}ffn_up_exps.bias", a[:, 1::2])
+        elif own.endswith("down_exps.weight"):
+            arrays[name] = add(own, a.swapaxes(1, 2), experts).swapaxes(1, 2)
+        else:
+            arrays[name] = add(own, a, others if a.ndim == 2 and "ffn" not in own else "F32")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("experts", "others"),
+    [("MXFP4", "Q8_0"), ("MXFP4", "BF16"), ("Q8_0", "Q8_0"), ("F16", "F16"), ("BF16", "BF16"), ("F32", "F32")],
+)
+def test_a_gguf_file_is_the_folder_of_its_numbers(experts, others, tmp_path):
+    file_of(tmp_path / "a.gguf", tmp_path / "folder", experts, others)
+    found, due = (load_pretrained(tmp_path / name, dtype="float32") for name in ("a.gguf", "folder"))
+    assert found.config == due.config and found.config.rope_scaling.truncate is False
+    held = found.named_parameters()
+    for name, p in due.named_parameters().items():
+        np.testing.assert_array_equal(held[name].numpy(), p.numpy(), err_msg=name)
+    np.testing.assert_allclose(found(pa.asarray(TOKENS)).numpy(), due(pa.asarray(TOKENS)).numpy(), rtol=0, atol=1e-5)
+    texts = [generate(model, pa.asarray(TOKENS), 30, temperature=0).numpy() for model in (found, due)]
+    np.testing.assert_array_equal(*texts)
+    assert len(set(texts[0][0, 8:].tolist())) > 4
+
+
+def test_experts_of_a_gguf_file_in_mxfp4_stay_quantized_without_loss(tmp_path, backend):
+    """And are written as Q8_0 without loss."""
+    file_of(tmp_path / "a.gguf", tmp_path / "folder", "MXFP4", "Q8_0")
+    due = load_pretrained(tmp_path / "a.gguf", dtype="float32")
+    kept = load_pretrained(tmp_path / "a.gguf", dtype="float32", keep_quantized=True)
+    for layer in (kept.blocks[0].ff.expert_gate, kept.blocks[1].ff.expert_down, kept.blocks[0].att.qkv):
+        assert type(layer) is nn.QuantizedLinear and layer.codes.dtype == pa.int8
+    assert type(kept.blocks[0].ff.router) is nn.Linear and kept.blocks[0].ff.expert_gate.bias is not None
+    tokens = pa.asarray(TOKENS)
+    np.testing.assert_allclose(kept(tokens).numpy(), due(tokens).numpy(), rtol=1e-4, atol=1e-4)
+    save_gguf(tmp_path / "b.gguf", kept)
+    again = load_pretrained(tmp_path / "b.gguf", dtype="float32").named_parameters()
+    for name, p in due.named_parameters().items():
+        np.testing.assert_array_equal(again[name].numpy(), p.numpy(), err_msg=name)
 
 
 def test_a_batch_of_prompts_and_mxfp4_are_transformers(tmp_path, backend):

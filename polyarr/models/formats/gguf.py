@@ -14,6 +14,7 @@ from polyarr.extras import extra
 from polyarr.models.decoder import Config
 from polyarr.models.formats.gpt import GPT2
 from polyarr.models.formats.llama import FORMATS
+from polyarr.models.formats.mxfp4 import codes_of_gguf, float16_scales, have_float16
 from polyarr.models.formats.tables import Format, Layer
 from polyarr.models.llama import LlamaConfig
 from polyarr.saving.gguf_file import GGUFEntry, GGUFFile
@@ -41,6 +42,7 @@ _EXPERT_KEYS = _LLAMA_KEYS | {
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 _MIXTRAL_KEYS = _EXPERT_KEYS | {"expert_count": "num_local_experts"}
+_GPT_OSS_KEYS = _MIXTRAL_KEYS | {"expert_feed_forward_length": "intermediate_size"}
 _MIXTRAL_KEYS.pop("attention.sliding_window")  # which llama.cpp's "llama" does not have
 _GPT2_KEYS = {
     "context_length": "n_positions",
@@ -49,9 +51,17 @@ _GPT2_KEYS = {
     "attention.head_count": "n_head",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
+_GPT_OSS_LAYERS = {  # transformers has two of these in one array, and no layer of which the sinks are the weight
+    "blocks.*.att": Layer(("blk.*.attn_sinks",), sinks="weight"),
+    "blocks.*.ff.expert_gate": Layer(("blk.*.ffn_gate_exps",), stacked=True),
+    "blocks.*.ff.expert_up": Layer(("blk.*.ffn_up_exps",), stacked=True),
+    "blocks.*.ff.expert_down": Layer(("blk.*.ffn_down_exps",), stacked=True),
+}
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 FREQS = "rope_freqs.weight"
-_ROUTER, _SHARED_GATE = ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"  # ends of names
+# Ends of names.
+_ROUTER, _SHARED_GATE = ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"
+_EXPERT_BIAS = "_exps.bias"
 # Llama 3.1 and later: GGUF has the divisors of the rates in a tensor, and not the settings that they follow from.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FREQS_TOLERANCE = 1e-4  # relative; they are stored in float32
@@ -67,6 +77,8 @@ class Architecture(NamedTuple):
         is_interleaved: Whether rotary embeddings rotate elements (2 i, 2 i + 1): rows of queries and keys are permuted.
         wide: Number of blocks of the model whose scores are scaled by its width per head, not by the size of a head.
         always: Settings that all models of the architecture have in llama.cpp.
+        yarn: Settings of yarn that they all have.
+        layers: Layers that have no name in `format` which the library knows.
     """
 
     name: str
@@ -75,6 +87,8 @@ class Architecture(NamedTuple):
     is_interleaved: bool = False
     wide: int = 0
     always: Mapping[str, Any] = MappingProxyType({})
+    yarn: Mapping[str, Any] = MappingProxyType({})
+    layers: Mapping[str, Layer] = MappingProxyType({})
 
 
 # By the "model_type" of transformers' models. Of two with one name in GGUF, the second has experts.
@@ -88,6 +102,15 @@ ARCHITECTURES = {
     "qwen2_moe": Architecture("qwen2moe", FORMATS["qwen2_moe"], _EXPERT_KEYS),
     "qwen3_moe": Architecture("qwen3moe", FORMATS["qwen3_moe"], _EXPERT_KEYS, always={"norm_topk_prob": True}),
     "olmoe": Architecture("olmoe", FORMATS["olmoe"], _EXPERT_KEYS),
+    # The weights are made for pairs that are not rounded (truncate), although llama.cpp rounds them.
+    "gpt_oss": Architecture(
+        "gpt-oss",
+        FORMATS["gpt_oss"],
+        _GPT_OSS_KEYS,
+        always={"swiglu_limit": 7.0},
+        yarn={"truncate": False},
+        layers=_GPT_OSS_LAYERS,
+    ),
 }
 
 
@@ -153,16 +176,23 @@ class GGUFTensor(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Name of the type in the file."""
-        return self.file.entries[self.name].kind.name
+        """Name of the type in the file, or "Q8_0" for MXFP4 whose scales are in float16: such blocks lose nothing."""
+        name: str = self.file.entries[self.name].kind.name
+        return "Q8_0" if self._is_mxfp4 and have_float16(self.file.blocks(self.name)[1]) else name
 
     def codes(self) -> np.ndarray:
-        """Return the codes of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
-        return self.model.read(self.name, self.file.blocks(self.name)[0])
+        """Return the codes of a matrix of Q8_0, Q4_0 or MXFP4, whose rows are in polyarr's order."""
+        codes = self.file.blocks(self.name)[0]
+        return self.model.read(self.name, codes_of_gguf(codes) if self._is_mxfp4 else codes)
 
     def scale(self) -> np.ndarray:
-        """Return the scales of a matrix of Q8_0 or Q4_0, whose rows are in polyarr's order."""
-        return self.model.read(self.name, self.file.blocks(self.name)[1])
+        """Return the scales of a matrix of Q8_0, Q4_0 or MXFP4, whose rows are in polyarr's order."""
+        scale = self.file.blocks(self.name)[1]
+        return self.model.read(self.name, float16_scales(scale) if self._is_mxfp4 else scale)
+
+    @property
+    def _is_mxfp4(self) -> bool:
+        return bool(self.file.entries[self.name].kind.name == "MXFP4")
 
 
 class Header(Protocol):
@@ -201,8 +231,8 @@ def _own_shape(name: str, entry: GGUFEntry) -> list[int]:
 
 
 def is_always_float32(name: str) -> bool:
-    """Return whether llama.cpp has a matrix of this name in float32 in all files."""
-    return name.endswith(_ROUTER)
+    """Return whether llama.cpp has a matrix of this name, or biases of experts, in float32 in all files."""
+    return name.endswith((_ROUTER, _EXPERT_BIAS))
 
 
 def read_model(file: Header) -> GGUFModel:
@@ -274,7 +304,7 @@ def _format(found: Architecture) -> Format:
         if None not in theirs:
             own_names = tuple(re.sub(r"^blk\.0\.", "blk.*.", one) for one in theirs)
             layers[own] = Layer(own_names, stacked="#" in layer.names[0])
-    return found.format._replace(layers=layers, prefix="", ignored=(FREQS,))
+    return found.format._replace(layers={**layers, **found.layers}, prefix="", ignored=(FREQS,))
 
 
 # ---- settings ----------------------------------------------------------------------------------------------------
@@ -295,7 +325,9 @@ def _settings(file: Header, found: Architecture) -> dict[str, Any]:
     settings["attention_bias"] = settings["qkv_bias"] = "blk.0.attn_q.bias" in file.entries
     settings["mlp_bias"] = "blk.0.ffn_up.bias" in file.entries
     settings.setdefault("rope_theta", 10_000.0)
-    settings["rope_scaling"] = _scaling(given) or _llama3_scaling(file, given, settings)
+    settings["rope_scaling"] = (
+        _scaling(given, found.yarn) or _llama3_scaling(file, given, settings) or {"rope_type": "default"}
+    )
     head = _head_size(settings)
     if given.get("rope.dimension_count", head) != head:
         raise ValueError(f"its rope.dimension_count is {given['rope.dimension_count']!r}; it must be {head!r}")
@@ -329,12 +361,13 @@ def _pattern(given: Mapping[str, Any]) -> dict[str, Any]:
     return {} if type(found) is not int or found < 1 else {"sliding_window_pattern": found}
 
 
-def _scaling(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return rope_scaling of config.json where GGUF has it as settings."""
+def _scaling(given: Mapping[str, Any], yarn: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return rope_scaling of config.json where GGUF has it as settings; of yarn with the settings `yarn`."""
     kind, factor = given.get("rope.scaling.type", "none"), given.get("rope.scaling.factor")
     if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
         return None
     found = {
+        **(yarn if kind == "yarn" else {}),
         "factor": factor,
         "original_max_position_embeddings": given.get("rope.scaling.original_context_length"),
         "beta_fast": given.get("rope.scaling.yarn_beta_fast"),
@@ -373,6 +406,8 @@ def divisors(scaling: Mapping[str, Any], size: int, theta: Any) -> np.ndarray:
 def _written_scaling(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = settings.get("rope_scaling") or {}
     names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    if found.get("rope_type") == "default":
+        return {}
     if found.get("rope_type") == "llama3":
         names.pop("factor")  # it is in the tensor of divisors
     else:

@@ -1,4 +1,7 @@
-"""Weights of experts in MXFP4, as gpt-oss is published: numbers of 4 bits, with a power of two for each block of 32."""
+"""Weights of experts in MXFP4, as gpt-oss is published: numbers of 4 bits, with a power of two for each block of 32.
+
+GGUF has the same numbers of a block in another order.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -64,9 +67,7 @@ class MXFP4Tensor(NamedTuple):
     @property
     def kind(self) -> str:
         """Type of GGUF whose blocks hold the weights without loss: "Q8_0", or "packed" if float16 lacks a scale."""
-        scale = _POWERS[self.scales.read()]
-        with np.errstate(over="ignore"):
-            return "Q8_0" if np.array_equal(scale.astype(float16), scale) else "packed"
+        return "Q8_0" if have_float16(self.scales.read()) else "packed"
 
     def codes(self) -> np.ndarray:
         """Return the codes of a QuantizedLinear, int8 (e, n, k): twice the numbers of 4 bits."""
@@ -75,7 +76,28 @@ class MXFP4Tensor(NamedTuple):
 
     def scale(self) -> np.ndarray:
         """Return the scales of a QuantizedLinear, float16 (e, n, k / 32)."""
-        return _POWERS[self.scales.read()].astype(float16)
+        return float16_scales(self.scales.read())
+
+
+def have_float16(exponents: np.ndarray) -> bool:
+    """Return whether float16 has all scales that stored exponents, uint8 (...), stand for."""
+    scale = _POWERS[exponents]
+    with np.errstate(over="ignore"):
+        return np.array_equal(scale.astype(float16), scale)
+
+
+def float16_scales(exponents: np.ndarray) -> np.ndarray:
+    """Return the scales of a QuantizedLinear, float16 (...), for stored exponents, uint8 (...)."""
+    return _POWERS[exponents].astype(float16)
+
+
+def codes_of_gguf(blocks: np.ndarray) -> np.ndarray:
+    """Return the codes of a QuantizedLinear, int8 (..., k), for GGUF's bytes, uint8 (..., k / 2).
+
+    A byte has number j of its block of 32 in the low 4 bits, and number j + 16 in the high ones.
+    """
+    pairs = _PAIRS[blocks.reshape(*blocks.shape[:-1], -1, _BYTES)]  # (..., k / 32, 16, 2)
+    return pairs.swapaxes(-1, -2).reshape(*blocks.shape[:-1], -1)
 
 
 def with_mxfp4(tensors: Mapping[str, Any]) -> Mapping[str, Any]:

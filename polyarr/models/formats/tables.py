@@ -22,7 +22,8 @@ class Layer(NamedTuple):
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
         stacked: Whether the other program's array has the weights of all experts, (experts, out, in), as polyarr's.
         weight: Name of the weight.
-        bias: Name of the bias. Other arrays have polyarr's names.
+        bias: Name of the bias.
+        sinks: Name of the sinks of attention. Other arrays have polyarr's names.
     """
 
     names: tuple[str, ...]
@@ -31,10 +32,11 @@ class Layer(NamedTuple):
     stacked: bool = False
     weight: str = "weight"
     bias: str = "bias"
+    sinks: str = "sinks"
 
     def arrays(self, own: str, number: str) -> tuple[str, ...]:
         """Return the other program's names of the array `own`, such as "weight", in the block with this number."""
-        suffix = {"weight": self.weight, "bias": self.bias}.get(own, own)
+        suffix = {"weight": self.weight, "bias": self.bias, "sinks": self.sinks}.get(own, own)
         return tuple(f"{name.replace('*', number)}.{suffix}" for name in self.names)
 
 
