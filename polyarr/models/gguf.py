@@ -16,6 +16,7 @@ from polyarr.extras import extra
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.formats import Format, written_format
 from polyarr.models.formats.gguf import (
+    EXPERTS,
     GGUFModel,
     architecture_of,
     is_always_float32,
@@ -35,7 +36,8 @@ from polyarr.text import SubwordTokenizer, Tokenizer
 from polyarr.text.gguf import gguf_metadata
 
 # Types of written matrices, and the numbers that "general.file_type" has for them.
-TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2}
+TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "MXFP4": 38}
+_BESIDE_MXFP4 = "Q8_0"  # type of the matrices that are not of experts
 _CHECKED = {"F16": float16}  # whose range is smaller than that of float32
 _TYPE_OF = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -72,8 +74,9 @@ def save_gguf(
     Args:
         path: The file, which must not exist.
         model: A GPTModel or a LlamaModel.
-        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0" or "Q4_0"; None: the token embedding's. Quantized
-            layers of Q8_0 or Q4_0 are written with their own bytes if the type is None or theirs.
+        type: Type of the matrices, "F32", "F16", "BF16", "Q8_0", "Q4_0" or, of experts with all other matrices in Q8_0,
+            "MXFP4"; None: the token embedding's. Quantized layers of Q8_0 or Q4_0 are written with their own bytes if
+            the type is None or theirs.
         tokenizer: Tokenizer of the model. None, or one without subwords: the file has none.
 
     Raises:
@@ -108,14 +111,18 @@ def _planned(
     """Return what is written for a model of transformers; reading it must give the same model."""
     architecture = architecture_of(settings["model_type"])
     found = model_of(architecture, model.config)
-    blocks = {key: held for key, held in _blocks(model, found.format).items() if type in (None, _type_of(held[0]))}
-    type = type or _TYPE_OF[model.tok_emb.weight.dtype.name]
+    if type == "MXFP4" and not getattr(model.config, "n_experts", 0):
+        raise ValueError("type is 'MXFP4', which is of experts, and the model has none; it must be another")
+    default = _TYPE_OF[model.tok_emb.weight.dtype.name]
+    blocks = _blocks(model, found.format)
+    if type is not None:
+        blocks = {key: held for key, held in blocks.items() if _type(key, type) == _type_of(held[0])}
     given = {key: Source(Spec(a.shape, a.dtype), partial(np.asarray, a)) for key, a in tensors_of(settings).items()}
     given |= sources(model, found.format, float32)
     types = {key: _type_of(layer) for key, (layer, _) in blocks.items()}
-    number = TYPES[next(iter(types.values()), type)]
+    number = TYPES[type or next(iter(types.values()), default)]
     shapes = {key: found.shape(key, source.spec.shape) for key, source in given.items()}
-    types = {key: types.get(key, "F32" if is_always_float32(key) else type) for key in given}
+    types = {key: types.get(key, _type(key, type or default)) for key in given}
     kinds = {key: _kind(library, shape, types[key]) for key, shape in shapes.items()}
     entries = {key: GGUFEntry(kinds[key], shape, 0) for key, shape in shapes.items()}
     metadata = {**metadata_of(architecture, settings), "general.file_type": number, "general.quantization_version": 2}
@@ -135,6 +142,13 @@ def _blocks(model: LanguageModel, form: Format) -> dict[str, tuple[QuantizedLine
             rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
             found |= {name: (layer, part) for name, part in zip(names, rows, strict=True)}
     return found
+
+
+def _type(name: str, type: str) -> str:
+    """Return the type of a matrix in a file of a type."""
+    if is_always_float32(name):
+        return "F32"
+    return _BESIDE_MXFP4 if type == "MXFP4" and not name.endswith(EXPERTS) else type
 
 
 def _type_of(layer: QuantizedLinear) -> str:

@@ -229,7 +229,7 @@ def test_models_that_llama_cpp_lacks_are_refused(tmp_path):
         with pytest.raises(ValueError, match=f"^save_gguf: .*{told}"):
             save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, **changes}))
     assert not (tmp_path / "a.gguf").exists()
-    with pytest.raises(ValueError, match=r"type is 'Q2_K'; it must be one of F32, F16, BF16, Q8_0, Q4_0"):
+    with pytest.raises(ValueError, match=r"type is 'Q2_K'; it must be one of F32, F16, BF16, Q8_0, Q4_0, MXFP4"):
         save_gguf(tmp_path / "a.gguf", LlamaModel(LLAMA), type="Q2_K")
     (tmp_path / "a.gguf").touch()
     with pytest.raises(FileExistsError, match="it exists"):

@@ -328,7 +328,7 @@ def test_a_gguf_file_is_the_folder_of_its_numbers(experts, others, tmp_path):
 
 
 def test_experts_of_a_gguf_file_in_mxfp4_stay_quantized_without_loss(tmp_path, backend):
-    """And are written as Q8_0 without loss."""
+    """And are written as Q8_0 without loss, or as MXFP4 again."""
     file_of(tmp_path / "a.gguf", tmp_path / "folder", "MXFP4", "Q8_0")
     due = load_pretrained(tmp_path / "a.gguf", dtype="float32")
     kept = load_pretrained(tmp_path / "a.gguf", dtype="float32", keep_quantized=True)
@@ -337,10 +337,37 @@ def test_experts_of_a_gguf_file_in_mxfp4_stay_quantized_without_loss(tmp_path, b
     assert type(kept.blocks[0].ff.router) is nn.Linear and kept.blocks[0].ff.expert_gate.bias is not None
     tokens = pa.asarray(TOKENS)
     np.testing.assert_allclose(kept(tokens).numpy(), due(tokens).numpy(), rtol=1e-4, atol=1e-4)
-    save_gguf(tmp_path / "b.gguf", kept)
-    again = load_pretrained(tmp_path / "b.gguf", dtype="float32").named_parameters()
-    for name, p in due.named_parameters().items():
-        np.testing.assert_array_equal(again[name].numpy(), p.numpy(), err_msg=name)
+    for type_ in (None, "MXFP4"):
+        save_gguf(tmp_path / f"{type_}.gguf", kept, type=type_)
+        again = load_pretrained(tmp_path / f"{type_}.gguf", dtype="float32").named_parameters()
+        for name, p in due.named_parameters().items():
+            bound = 0.01 if name.startswith("tok_emb") else 0  # which is not kept, and float in the one file
+            np.testing.assert_allclose(again[name].numpy(), p.numpy(), rtol=0, atol=bound, err_msg=name)
+
+
+def test_files_are_written_in_the_types_of_llama_cpp(tmp_path):
+    """Experts in MXFP4 beside Q8_0, or all in one type; biases, sinks and routers are float32 in all."""
+    gguf = pytest.importorskip("gguf")
+    file_of(tmp_path / "a.gguf", tmp_path / "folder", "MXFP4", "Q8_0")
+    model = load_pretrained(tmp_path / "folder")
+    for type_, others, number in (("MXFP4", "Q8_0", 38), ("Q8_0", "Q8_0", 7), ("BF16", "BF16", 32)):
+        save_gguf(tmp_path / f"{type_}.gguf", model, type=type_)
+        reader = gguf.GGUFReader(tmp_path / f"{type_}.gguf")
+        found = {tensor.name: tensor for tensor in reader.tensors}
+        due = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+        assert found.keys() == due.keys() and reader.fields["general.file_type"].contents() == number
+        for name, tensor in found.items():
+            kind = {"MXFP4": type_, "Q8_0": others}.get(due[name].tensor_type.name, "F32")
+            assert (tensor.tensor_type.name, tensor.shape.tolist()) == (kind, due[name].shape.tolist()), name
+            if type_ == "MXFP4":
+                np.testing.assert_array_equal(tensor.data, due[name].data, err_msg=name)
+    for model, told in (
+        (model_of(swiglu_limit=6.0), "llama.cpp's 'gpt-oss' do not have all settings"),
+        (LlamaModel({n: CONFIG[n] for n in [*CONFIG][:8]}), "type is 'MXFP4', which is of experts, and the model has"),
+    ):
+        with pytest.raises(ValueError, match=f"^save_gguf: .*{told}") as caught:
+            save_gguf(tmp_path / "refused.gguf", model, type="MXFP4")
+        assert "\n" not in str(caught.value)
 
 
 def test_a_batch_of_prompts_and_mxfp4_are_transformers(tmp_path, backend):

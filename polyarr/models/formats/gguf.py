@@ -60,8 +60,8 @@ _GPT_OSS_LAYERS = {  # transformers has two of these in one array, and no layer 
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 FREQS = "rope_freqs.weight"
 # Ends of names.
+EXPERTS, _EXPERT_BIAS = "_exps.weight", "_exps.bias"
 _ROUTER, _SHARED_GATE = ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"
-_EXPERT_BIAS = "_exps.bias"
 # Llama 3.1 and later: GGUF has the divisors of the rates in a tensor, and not the settings that they follow from.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _FREQS_TOLERANCE = 1e-4  # relative; they are stored in float32
