@@ -14,6 +14,12 @@ CHATML = (
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# o200k_base's words, as the tokenizer.json of gpt-oss has them.
+_GPT_OSS_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level(special, words=None, size=340):
@@ -87,12 +93,24 @@ def smollm2():
     return made, {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": CHATML}
 
 
+def gpt_oss():
+    """Return a tokenizer whose special tokens name the parts of a message; a contraction belongs to its word."""
+    names = ("startoftext", "endoftext", "return", "channel", "start", "end", "message")
+    made = _byte_level([f"<|{name}|>" for name in names], _GPT_OSS_WORDS)
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    chat = CHATML.replace("<|im_start|>", "<|start|>").replace("'\n' + m", "'<|message|>' + m").replace("im_end", "end")
+    return made, {
+        "bos_token": "<|startoftext|>", "eos_token": "<|return|>", "pad_token": "<|endoftext|>", "chat_template": chat,
+    }  # fmt: skip
+
+
 # Of each family: the tokenizer, the tokens that end texts by generation_config.json, and the one by config.json.
 FAMILIES = {
     "gpt2": (gpt2, ["<|endoftext|>"], "<|endoftext|>"),
     "llama 2": (llama2, ["</s>"], "</s>"),
     "llama 3": (llama3, ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"], "<|end_of_text|>"),
     "qwen2": (qwen2, ["<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "gpt-oss": (gpt_oss, ["<|return|>", "<|endoftext|>"], "<|return|>"),
     "smollm2": (smollm2, ["<|im_end|>"], "<|endoftext|>"),
 }
 
