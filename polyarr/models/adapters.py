@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
     The weights of the copy are frozen and its adapters are trainable, as `nn.lora` makes them. PEFT has separate
     adapters for the queries, keys and values of a Llama, which are one layer in polyarr. The copy keeps them separate
     too, unless all three have the same first matrix, which is how adapters of the whole layer are saved. An adapter of
-    two of polyarr's layers, such as the gate_up_proj of Phi-3, becomes one for each.
+    two of polyarr's layers, such as the gate_up_proj of Phi-3, becomes one for each; so does that of the experts of
+    gpt-oss, which PEFT has among its target_parameters.
 
     Args:
         path: Folder with adapter_config.json and adapter_model.safetensors.
@@ -63,21 +64,25 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(path))
     with errors_with_path("load_adapters", path):
         settings = read_json(path / CONFIG)
-        rank, scale, dropout = _numbers(settings)
+        (rank, scale, dropout), targets = _numbers(settings), _targets(settings)
         if not (path / WEIGHTS).exists():
             raise FileNotFoundError(f"{path}: {WEIGHTS} is not here{hint_of_others(path)}")
         tensors, used = open_tensors(path / WEIGHTS), set[str]()
-        form = next((form for form in forms if _has_all(form, model, tensors)), forms[0])
+        places = [_places(form, _linear_layers(model), targets) for form in forms]
+        form, names_of = next(
+            (pair for pair in zip(forms, places, strict=True) if _has_all(pair[1], tensors)), (forms[0], places[0])
+        )
 
         def adapted(own: str, layer: Adaptable | LoRALinear) -> Adaptable | LoRALinear:
             if isinstance(layer, LoRALinear):
                 raise ValueError("the model has adapters already; merge_lora puts them into its weights")
-            names = [_BEFORE + name for name in _names(form, own)]
+            names = [_BEFORE + name for name in names_of[own]]
             given = [name for name in names if name + _A in tensors or name + _B in tensors]
             if not given:
                 return layer
             used.update(name + half for name in given for half in (_A, _B))
-            a, b, parts = _joined(model, layer, names, form.share(f"{own}.weight"), rank, tensors)
+            share, is_stacked = form.share(f"{own}.weight"), form.is_stacked(f"{own}.weight")
+            a, b, parts = _joined(model, layer, names, share, is_stacked, rank, tensors)
             found = LoRALinear(layer, rank, scale, dropout, parts)
             found.a, found.b = (creation.asarray(part, dtype=held.dtype) for part, held in ((a, found.a), (b, found.b)))
             return found
@@ -96,7 +101,8 @@ def save_adapters(
     """Write the adapters of a model, without its other weights, into a folder as PEFT loads them.
 
     Adapters of lower rank than the largest are padded with zeros, since the files have one rank for all. Those of two
-    layers that are one in the base model, such as gate and up in Phi-3, become one of the sum of their ranks.
+    layers that are one in the base model, such as gate and up in Phi-3, become one of the sum of their ranks. Those of
+    the experts of gpt-oss are among the target_parameters of the file, which needs PEFT 0.17 and has no dropout.
 
     Args:
         path: Folder, which is created if it does not exist.
@@ -113,24 +119,22 @@ def save_adapters(
     found = {own: layer for own, layer in _linear_layers(model).items() if type(layer) is LoRALinear}
     if not found:
         raise ValueError("save_adapters: the model has no adapters; nn.lora gives it some")
-    if stacked := [own for own in found if form.is_stacked(own + ".weight")]:
-        raise ValueError(f"save_adapters: {listed(stacked)}: PEFT has no adapters of experts that are one array")
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")
     scale = next(iter(found.values())).scale
-    halves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for own, layer in found.items():
-        index, shares = form.share(f"{own}.weight")
-        for name, a, b in _theirs(model, _names(form, own), layer):
-            around = (index * len(b), (shares - 1 - index) * len(b))  # rows of the other program's other parts
-            b = np.pad(b * (layer.scale / scale), (around, (0, 0)))
-            halves[name] = _sum(*halves[name], a, b) if name in halves else (a, b)
-    rank = max(len(a) for a, _ in halves.values())
+    parameters = [own for own in found if form.is_parameter(f"{own}.weight")]
+    targets = [*dict.fromkeys(name for own in parameters for name in form.parts(f"{own}.weight")[0])]
+    places = _places(form, found, targets)
+    inside = {name for own in parameters for name in places[own]}
+    halves = _halves(model, form, found, places, scale)
+    rank = max(a.shape[-2] for a, _ in halves.values())
     arrays: dict[str, Source] = {}
     for name, (a, b) in halves.items():
-        a = np.pad(a, ((0, rank - a.shape[0]), (0, 0)))  # (R, in)
-        b = np.pad(b, ((0, 0), (0, rank - b.shape[1])))  # (out, R)
+        before = ((0, 0),) * (a.ndim - 1)
+        a = np.pad(a, (*before[1:], (0, rank - a.shape[-2]), (0, 0)))  # (R, in) or (E, R, in)
+        b = np.pad(b, (*before, (0, rank - b.shape[-1])))  # (out, R) or (E, out, R)
+        a, b = a.reshape(-1, a.shape[-1]), b.transpose(1, 2, 0).reshape(b.shape[1], -1) if b.ndim > 2 else b
         for half, array in ((_A, a), (_B, b)):
             array = array.astype(dtype)
             arrays[_BEFORE + name + half] = Source(Spec(array.shape, dtype), partial(np.asarray, array))
@@ -141,11 +145,36 @@ def save_adapters(
         "inference_mode": True,
         "r": rank,
         "lora_alpha": rank * scale,
-        "lora_dropout": next(iter(found.values())).drop.rate,
-        "fan_in_fan_out": any(form.parts(f"{own}.weight")[1] for own in found),
-        "target_modules": [*halves],
+        "lora_dropout": 0.0 if parameters else next(iter(found.values())).drop.rate,
+        "fan_in_fan_out": any(form.parts(f"{own}.weight")[1] for own in found if own not in parameters),
+        "target_modules": [name for name in halves if name not in inside],
     }
+    if targets:
+        settings["target_parameters"] = targets
     write_whole(folder / CONFIG, json.dumps(settings, indent=2).encode())  # last: a folder without it is not loaded
+
+
+def _halves(
+    model: LanguageModel, form: Format, layers: Mapping[str, LoRALinear], places: Mapping[str, list[str]], scale: float
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return A (R, in) and B (out, R) of each adapter in PEFT's files, by name; of stacked experts with a leading axis.
+
+    Args:
+        model: The model.
+        form: Format of its layers' names.
+        layers: Its layers with adapters, by path.
+        places: Their names in PEFT's files.
+        scale: Factor of the adapters in the files.
+    """
+    halves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for own, layer in layers.items():
+        index, shares = form.share(f"{own}.weight")
+        for name, a, b in _theirs(model, places[own], layer, form.is_stacked(f"{own}.weight")):
+            rows = np.zeros((*b.shape[:-2], shares * b.shape[-2], b.shape[-1]), b.dtype)  # those of all parts
+            start, step = (index, shares) if b.ndim > 2 else (index * len(b), 1)
+            rows[..., start : start + step * b.shape[-2] : step, :] = b * (layer.scale / scale)
+            halves[name] = _sum(*halves[name], a, rows) if name in halves else (a, rows)
+    return halves
 
 
 def _formats(op: str, model: LanguageModel) -> list[Format]:
@@ -167,10 +196,26 @@ def _format_of_base(model: LanguageModel, base: str | None) -> Format:
     return found if found in forms else forms[0]
 
 
-def _has_all(form: Format, model: LanguageModel, tensors: Tensors) -> bool:
-    """Return whether all arrays of a file of adapters belong to layers that a model has in this format."""
-    names = (name for own in _linear_layers(model) for name in _names(form, own))
-    return tensors.keys() <= {_BEFORE + name + half for name in names for half in (_A, _B)}
+def _has_all(places: Mapping[str, list[str]], tensors: Tensors) -> bool:
+    """Return whether all arrays of a file of adapters belong to layers with these names in the file."""
+    return tensors.keys() <= {_BEFORE + name + half for names in places.values() for name in names for half in (_A, _B)}
+
+
+def _places(form: Format, layers: Iterable[str], targets: Collection[str]) -> dict[str, list[str]]:
+    """Return the names in PEFT's files of the layers that make up each of polyarr's `layers`.
+
+    An array of experts has a place only if it is among the targets, full names or ends of them. PEFT wraps the module
+    once for each of its arrays that is: all but the last are in a "base_layer".
+    """
+    found = {own: _names(form, own) for own in layers}
+    stacked = {own: name for own, (name, *_) in found.items() if form.is_stacked(f"{own}.weight")}
+    given = [*dict.fromkeys(n for n in stacked.values() if any(f".{n}".endswith(f".{target}") for target in targets))]
+    for own, name in stacked.items():
+        module = name.rpartition(".")[0]
+        beside = [one for one in given if one.rpartition(".")[0] == module]
+        inner = ".base_layer" * (len(beside) - 1 - beside.index(name)) if name in beside else ""
+        found[own] = [module + inner] if name in beside else []
+    return found
 
 
 def _linear_layers(model: LanguageModel) -> dict[str, Linear | LoRALinear]:
@@ -184,7 +229,7 @@ def _sum(a: np.ndarray, b: np.ndarray, other_a: np.ndarray, other_b: np.ndarray)
     """Return the matrices of an adapter that adds the products of two; a common first matrix is kept once."""
     if np.array_equal(a, other_a):
         return a, b + other_b
-    return np.concatenate([a, other_a]), np.concatenate([b, other_b], axis=1)
+    return np.concatenate([a, other_a], axis=-2), np.concatenate([b, other_b], axis=-1)
 
 
 def _names(form: Format, own: str) -> list[str]:
@@ -210,6 +255,14 @@ def _numbers(settings: Mapping[str, Any]) -> tuple[int, float, float]:
     return rank, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), dropout
 
 
+def _targets(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the arrays of experts that have adapters, or ends of them."""
+    found = settings.get("target_parameters") or []
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"its target_parameters is {found!r}; it must be a list of names")
+    return found
+
+
 def _bounds(model: LanguageModel, rows: int, count: int) -> list[tuple[int, int]]:
     """Return the rows (start, stop) of polyarr's layer that belong to each of Hugging Face's `count` layers."""
     ends = np.cumsum(rows_of_parts(model, rows, count)).tolist()
@@ -217,9 +270,15 @@ def _bounds(model: LanguageModel, rows: int, count: int) -> list[tuple[int, int]
 
 
 def _theirs(
-    model: LanguageModel, names: list[str], layer: LoRALinear
+    model: LanguageModel, names: list[str], layer: LoRALinear, is_stacked: bool
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield (name, A (R, in), B (rows, R)) for each of the layers that Hugging Face has for one of polyarr's."""
+    """Yield (name, A (R, in), B (rows, R)) for each of the layers that Hugging Face has for one of polyarr's.
+
+    Of stacked experts it has one: A is (E, R, in) and B is (E, rows, R).
+    """
+    if is_stacked:
+        yield names[0], layer.a.numpy(), layer.b.numpy()
+        return
     if len(layer.base.shape) > 2:
         yield from zip(names, layer.a.numpy(), layer.b.numpy(), strict=True)
         return
@@ -238,14 +297,20 @@ def _theirs(
 
 
 def _joined(
-    model: LanguageModel, layer: Adaptable, names: list[str], share: tuple[int, int], rank: int, tensors: Tensors
-) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
+    model: LanguageModel, layer: Adaptable, names: list[str], share: tuple[int, int], is_stacked: bool, rank: int,
+    tensors: Tensors,
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:  # fmt: skip
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
     rows, columns = layer.shape[-2:]
+    index, shares = share
+    if is_stacked:
+        (name,), count = names, layer.shape[0]
+        a = _checked(name + _A, [count * rank, columns], tensors).reshape(count, rank, columns)
+        b = _checked(name + _B, [rows * shares, rank * count], tensors).reshape(rows, shares, rank, count)
+        return a, np.ascontiguousarray(b[:, index].transpose(2, 0, 1)), ()
     if len(layer.shape) == 3:
         halves = [(_checked(n + _A, [rank, columns], tensors), _checked(n + _B, [rows, rank], tensors)) for n in names]
         return np.stack([a for a, _ in halves]), np.stack([b for _, b in halves]), ()
-    index, shares = share
     found = {}
     for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
         if name + _A in tensors or name + _B in tensors:

@@ -237,24 +237,85 @@ def test_settings_that_are_left_out_are_those_of_the_class(tmp_path):
         load_pretrained(tmp_path)
 
 
-def test_adapters_of_attention_are_written_and_those_of_experts_refused(tmp_path):
-    """As PEFT has none of an array that is no layer; merged, all are written."""
+def adapted(model, match, rank=2):
+    """Return a model with random adapters."""
+    made = nn.lora(model, rank, match, alpha=5).eval()
+    held = made.named_parameters(only_trainable=True)
+    return made.with_arrays({name: 0.3 * pa.random.normal(p.shape) for name, p in held.items()})
+
+
+@pytest.mark.parametrize("match", ["att.*", "att.[qv]", "expert_*", "expert_up", "ff.router", "*"])
+def test_adapters_are_written_and_read(match, tmp_path):
+    """Also merged into the weights."""
     model, tokens = model_of(), pa.asarray(TOKENS)
-    adapted = nn.lora(model, 2, "att.*").eval()
-    made = {n: 0.3 * pa.random.normal(p.shape) for n, p in adapted.named_parameters(only_trainable=True).items()}
-    adapted = adapted.with_arrays(made)
-    save_adapters(tmp_path / "a", adapted)
-    found = load_adapters(tmp_path / "a", model)(tokens).numpy()
-    np.testing.assert_allclose(found, adapted(tokens).numpy(), rtol=1e-5, atol=1e-5)
-    of_experts = nn.lora(model, 2, "expert_*").eval()
-    with pytest.raises(ValueError, match=r"^save_adapters: blocks.0.ff.expert_gate, .* and 3 more: PEFT has no"):
-        save_adapters(tmp_path / "b", of_experts)
-    made = {n: 0.3 * pa.random.normal(p.shape) for n, p in of_experts.named_parameters(only_trainable=True).items()}
-    of_experts = of_experts.with_arrays(made)
-    save_pretrained(tmp_path / "c", of_experts)
-    found = load_pretrained(tmp_path / "c")(tokens).numpy()
-    np.testing.assert_allclose(found, of_experts(tokens).numpy(), rtol=1e-4, atol=1e-4)
-    assert np.abs(found - model(tokens).numpy()).max() > 0.1
+    made = adapted(model, match)
+    due = made(tokens).numpy()
+    assert np.abs(due - model(tokens).numpy()).max() > 0.1
+    save_adapters(tmp_path / "a", made)
+    found = load_adapters(tmp_path / "a", model)
+    np.testing.assert_allclose(found(tokens).numpy(), due, rtol=1e-4, atol=1e-4)
+    save_pretrained(tmp_path / "b", made)
+    np.testing.assert_allclose(load_pretrained(tmp_path / "b")(tokens).numpy(), due, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_adapters_of_experts_are_in_pefts_layout(is_alone, tmp_path):
+    """Columns of B belong to experts in turn; PEFT wraps their module once for each array, the last one outermost."""
+    made = adapted(model_of(), "expert_down" if is_alone else "expert_*")
+    save_adapters(tmp_path, made)
+    arrays = load_file(tmp_path / "adapter_model.safetensors")
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    names = ["down_proj"] if is_alone else ["gate_up_proj", "down_proj"]
+    due = [f"model.layers.{number}.mlp.experts.{name}" for number in range(2) for name in names]
+    assert settings["target_parameters"] == due and settings["target_modules"] == []
+    assert (settings["lora_dropout"], settings["fan_in_fan_out"]) == (0, False)
+    rank, ff = settings["r"], made.blocks[1].ff
+    assert rank == (2 if is_alone else 4)  # gate and up have an A each
+
+    def change(prefix, expert):
+        a, b = (arrays[f"base_model.model.{prefix}.lora_{half}.weight"] for half in "AB")
+        return b.reshape(-1, rank, 3)[:, :, expert] @ a.reshape(3, rank, -1)[expert] * settings["lora_alpha"] / rank
+
+    for expert in range(3):
+        for part, own in (("down", change(EXPERTS, expert)),) if is_alone else (
+            ("down", change(EXPERTS, expert)),
+            ("gate", change(f"{EXPERTS}.base_layer", expert)[0::2]),
+            ("up", change(f"{EXPERTS}.base_layer", expert)[1::2]),
+        ):  # fmt: skip
+            layer = getattr(ff, f"expert_{part}")
+            np.testing.assert_allclose(own, (layer.weight - layer.base.weight).numpy()[expert], rtol=0, atol=1e-5)
+
+
+def test_adapters_of_parts_of_attention_name_no_others(tmp_path):
+    save_adapters(tmp_path, adapted(model_of(), "att.[qv]"))
+    path = tmp_path / "adapter_config.json"
+    settings = json.loads(path.read_text())
+    named = {name.rpartition(".")[2] for name in settings["target_modules"]}
+    assert named == {"q_proj", "v_proj"} and "target_parameters" not in settings
+    path.write_text(json.dumps({**settings, "target_parameters": 5}))
+    with pytest.raises(PretrainedError, match="its target_parameters is 5; it must be a list of names"):
+        load_adapters(tmp_path, model_of())
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, for what PEFT calls
+def test_pefts_adapters_of_attention_and_experts_are_read(tmp_path, backend):
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    save_pretrained(tmp_path / "base", model_of())
+    given = {"target_modules": ["q_proj", "o_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    tokens = np.arange(16)[None]
+    for changes in ({}, {"target_parameters": ["1.mlp.experts.gate_up_proj", "mlp.router.weight"]}):
+        base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+        theirs = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=5, **{**given, **changes})).eval()
+        with torch.no_grad():
+            plain = base(torch.tensor(tokens)).logits.numpy()
+            for name, p in theirs.named_parameters():
+                p.copy_(0.3 * torch.randn_like(p) if "lora_" in name else p)
+            logits = theirs(torch.tensor(tokens)).logits.numpy()
+        theirs.save_pretrained(folder := tmp_path / str(len(changes)))
+        found = load_adapters(folder, load_pretrained(tmp_path / "base"))
+        np.testing.assert_allclose(found(pa.asarray(tokens)).numpy(), logits, rtol=0, atol=1e-4)
+        assert np.abs(logits - plain).max() > 0.1
 
 
 def file_of(path, folder, experts, others, **changes):

@@ -257,7 +257,7 @@ def test_gguf_files_of_mixtures_are_read_by_transformers(name, tmp_path):
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_adapters_of_experts_are_read_by_peft(name, tmp_path):
     peft = pytest.importorskip("peft")
     theirs_of(CONFIGS[name]()).save_pretrained(tmp_path / "base")

@@ -50,11 +50,11 @@ _MIXTRAL_LAYERS = {
     "blocks.*.ff.expert_up": layer(f"{BLOCK}.block_sparse_moe.experts.#.w3"),
     "blocks.*.ff.expert_down": layer(f"{BLOCK}.block_sparse_moe.experts.#.w2"),
 }
-_GPT_OSS_EXPERTS = layer(f"{BLOCK}.mlp.experts", stacked=True, transposed=True)  # (experts, in, out)
+_GPT_OSS_EXPERTS = layer(f"{BLOCK}.mlp.experts", parameter=True, stacked=True, transposed=True)  # (experts, in, out)
 _GPT_OSS_GATE_UP = _GPT_OSS_EXPERTS._replace(weight="gate_up_proj", bias="gate_up_proj_bias")
 _GPT_OSS_LAYERS = {
     "blocks.*.att": layer(f"{BLOCK}.self_attn"),  # whose sinks are no layer's
-    "blocks.*.ff.router": layer(f"{BLOCK}.mlp.router"),
+    "blocks.*.ff.router": layer(f"{BLOCK}.mlp.router", parameter=True),
     "blocks.*.ff.expert_gate": _GPT_OSS_GATE_UP._replace(share=(0, 2)),
     "blocks.*.ff.expert_up": _GPT_OSS_GATE_UP._replace(share=(1, 2)),
     "blocks.*.ff.expert_down": _GPT_OSS_EXPERTS._replace(weight="down_proj", bias="down_proj_bias"),

@@ -20,6 +20,7 @@ class Layer(NamedTuple):
         share: (i, n) if polyarr's layer is part i of n equal parts of the rows of the other program's; of each expert's
             rows in a stacked layer, where the parts alternate: row i is of part i % n.
         transposed: Whether the other program stores weights as (in, out); polyarr has (out, in).
+        parameter: Whether the weight is of a layer that PEFT does not know: an adapter of it is one of a parameter.
         stacked: Whether the other program's array has the weights of all experts, (experts, out, in), as polyarr's.
         weight: Name of the weight.
         bias: Name of the bias.
@@ -29,6 +30,7 @@ class Layer(NamedTuple):
     names: tuple[str, ...]
     share: tuple[int, int] = (0, 1)
     transposed: bool = False
+    parameter: bool = False
     stacked: bool = False
     weight: str = "weight"
     bias: str = "bias"
@@ -78,6 +80,10 @@ class Format(NamedTuple):
     def is_stacked(self, name: str) -> bool:
         """Return whether the other program, too, has the weights of all experts in one array."""
         return self._layer(name)[0].stacked
+
+    def is_parameter(self, name: str) -> bool:
+        """Return whether PEFT has adapters of one of polyarr's arrays as those of a parameter, not of a layer."""
+        return self._layer(name)[0].parameter
 
     def with_experts(self, config: Config) -> "Format":
         """Return the format with the names of the layers of each expert that a configuration has."""
