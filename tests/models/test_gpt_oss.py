@@ -406,6 +406,42 @@ def test_experts_of_a_gguf_file_in_mxfp4_stay_quantized_without_loss(tmp_path, b
             np.testing.assert_allclose(again[name].numpy(), p.numpy(), rtol=0, atol=bound, err_msg=name)
 
 
+@pytest.mark.parametrize("match", ["att.*", "expert_*"])
+@pytest.mark.parametrize("source", ["folder", "file"])
+def test_adapters_are_trained_beside_mxfp4(source, match, tmp_path, backend):
+    """Their gradients are those beside the dequantized weights, the loss falls, and the codes stay."""
+    path = tmp_path / {"folder": "folder", "file": "a.gguf"}[source]
+    if source == "file":
+        file_of(path, tmp_path / "folder", "MXFP4", "Q8_0")
+    else:
+        written(path)
+    small, plain = (load_pretrained(path, dtype="float32", keep_quantized=kept) for kept in (True, False))
+    rows = np.random.default_rng(1).integers(0, 23, (4, 17))
+    tokens, targets = pa.asarray(rows[:, :-1]), pa.asarray(rows[:, 1:])
+
+    def loss_of(model):
+        return model.loss(tokens, targets)
+
+    model = adapted(small, match).train()
+    other = nn.lora(plain, 2, match, alpha=5).with_arrays(model.named_parameters(only_trainable=True)).train()
+    found, due = (pa.grad(loss_of)(m).named_parameters(only_trainable=True) for m in (model, other))
+    assert len(found) == {"att.*": 8, "expert_*": 12}[match]
+    for name, g in due.items():
+        g, largest = g.numpy(), np.abs(g.numpy()).max()
+        np.testing.assert_allclose(found[name].numpy(), g, rtol=0, atol=1e-4 * largest, err_msg=name)
+        assert largest > 1e-4
+
+    codes, optimizer = small.blocks[0].ff.expert_up.codes.numpy(), pa.optim.AdamW(lr=0.01)
+    state, losses = optimizer.init(model), []
+    for _ in range(8):
+        loss, g = pa.value_and_grad(loss_of)(model)
+        model, state = optimizer.update(g, state, model)
+        losses.append(float(loss))
+    assert losses[-1] < 0.9 * losses[0]
+    layer = model.blocks[0].ff.expert_up
+    np.testing.assert_array_equal((layer.base if match == "expert_*" else layer).codes.numpy(), codes)
+
+
 def test_files_are_written_in_the_types_of_llama_cpp(tmp_path):
     """Experts in MXFP4 beside Q8_0, or all in one type; biases, sinks and routers are float32 in all."""
     gguf = pytest.importorskip("gguf")
