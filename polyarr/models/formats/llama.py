@@ -221,7 +221,7 @@ FAMILIES = (
         layers=_GPT_OSS_LAYERS,
         windows=("sliding_window", "layer_types"),
         window=128,
-        is_windowed=lambda given, number: number % 2 == 0,
+        is_windowed=lambda given, number: (number + 1) % positive(given, "sliding_window_pattern", 2) != 0,
         head_dim=64,
         eps=1e-5,
         theta=150_000.0,
