@@ -16,6 +16,7 @@ MAX_TEMPLATE = 1_000_000  # characters; real templates have a few thousand
 # Text around each {% generation %} block in what a template renders. It is drawn for each process, so that no message
 # can contain it.
 _MARK = f"\x00{uuid.uuid4().hex}\x00"
+_CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"  # of gpt-oss, whose answers begin with its reasoning
 Part = tuple[str, bool]  # a part of a text, and whether it is learned
 
 _CHANGES = (
@@ -71,6 +72,9 @@ class ChatTemplate:
     def write(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """Return the text of a conversation, up to the start of the next answer.
 
+        Of an answer in channels, as gpt-oss writes them, only the final one is in the text: its template adds the name
+        of that channel, and refuses the others.
+
         Args:
             messages: Messages, each with a "role" and a "content".
             tools: Descriptions of the tools that the answer may call, as the OpenAI API has them; None: there are none.
@@ -79,6 +83,8 @@ class ChatTemplate:
             ValueError: The template refuses the messages, or is damaged.
             RuntimeError: The library jinja2 is missing.
         """
+        if _CHANNEL in self.source:
+            messages = [_final_channel(message) for message in messages]
         return self._rendered(messages, True, tools).replace(_MARK, "")
 
     def parts(self, messages: Sequence[Mapping[str, Any]]) -> list[Part]:
@@ -181,6 +187,14 @@ class ChatTemplate:
         sandbox.globals["raise_exception"] = _refuse
         sandbox.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         return sandbox.from_string(self.source)
+
+
+def _final_channel(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message whose content, if it is an answer in channels, is that of the final one, or empty."""
+    content = message.get("content")
+    if message["role"] != "assistant" or not isinstance(content, str) or _CHANNEL not in content:
+        return message
+    return {**message, "content": content.partition(_FINAL)[2]}
 
 
 def _generation_tag() -> type:

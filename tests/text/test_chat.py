@@ -61,6 +61,25 @@ def test_a_conversation_is_written_as_the_template_has_it():
     assert write("{% for m in messages %}{% continue %}{% endfor %}{{ tools }}") == "None"
 
 
+def test_of_answers_in_channels_the_final_one_is_written():
+    """As the template of gpt-oss wants it, which refuses the channels of an earlier answer."""
+    source = (
+        "{% for message in messages %}"
+        "{% set is_answer = message.role == 'assistant' %}"
+        "{% if is_answer and '<|channel|>' in message.content %}{{ raise_exception('no') }}{% endif %}"
+        "{{ '<|start|>' + message.role }}{% if is_answer %}{{ '<|channel|>final' }}{% endif %}"
+        "{{ '<|message|>' + message.content + '<|end|>' }}{% endfor %}<|start|>assistant"
+    )
+    thought = "<|channel|>analysis<|message|>Hm."
+    told = f"{thought}<|end|><|start|>assistant<|channel|>final<|message|>Hello!"
+    for said, kept in ((told, "Hello!"), ("Hello!", "Hello!"), (thought, "")):
+        found = ChatTemplate(source).write([*ASKED, {"role": "assistant", "content": said}, *ASKED])
+        user = "<|start|>user<|message|>é 日?<|end|>"
+        assert found == f"{user}<|start|>assistant<|channel|>final<|message|>{kept}<|end|>{user}<|start|>assistant"
+    other = ChatTemplate("{{ messages[1].content }}")
+    assert other.write([*ASKED, {"role": "assistant", "content": told}]) == told
+
+
 def test_what_a_template_marks_as_generated_is_written_as_it_is():
     """Names set inside the block are unknown after it, as in transformers."""
     marked = "{% for m in messages %}{%- generation -%} {{ m.content }}{% set x = 1 %} {% endgeneration %}{% endfor %}"
