@@ -229,6 +229,8 @@ def test_settings_that_are_left_out_are_those_of_the_class(tmp_path):
     due = {"rope_scaling", "rope_theta", "sliding_window", "layer_types", "swiglu_limit", "rms_norm_eps"}
     path.write_text(json.dumps({name: value for name, value in settings.items() if name not in due}))
     found = load_pretrained(tmp_path).config
+    path.write_text(json.dumps({k: v for k, v in settings.items() if k not in due} | {"sliding_window_pattern": 3}))
+    assert load_pretrained(tmp_path).config.windows == (128, 128)  # all blocks but every third, as GGUF files say it
     attention_factor = 0.1 * np.log(32) + 1
     assert found.rope_scaling == nn.RotaryScaling(32, 1, 32, 4096, "yarn", attention_factor, (), (), False)
     assert (found.rope_theta, found.windows, found.swiglu_limit, found.norm_eps) == (150_000, (128, 0), 7, 1e-5)

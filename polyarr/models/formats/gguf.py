@@ -14,9 +14,10 @@ from polyarr.extras import extra
 from polyarr.models.decoder import Config
 from polyarr.models.formats.gpt import GPT2
 from polyarr.models.formats.llama import FORMATS
-from polyarr.models.formats.mxfp4 import codes_of_gguf, float16_scales, have_float16
+from polyarr.models.formats.mxfp4 import codes_of_gguf, dequantized, float16_scales, have_float16
 from polyarr.models.formats.tables import Format, Layer
 from polyarr.models.llama import LlamaConfig
+from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.gguf_file import GGUFEntry, GGUFFile
 from polyarr.saving.tensor_file import finite
 
@@ -171,6 +172,12 @@ class GGUFTensor(NamedTuple):
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """Return the data as polyarr has them, in a floating-point dtype; numbers that are not finite are an error."""
+        if self._is_mxfp4:  # faster than the library
+            codes, exponents = self.file.blocks(self.name)
+            shape = (-1, *self.shape[-2:-1], self.shape[-1] // QUANTIZED_BLOCK)
+            blocks = codes.reshape(*shape, QUANTIZED_BLOCK // 2)
+            stored = dequantized(self.name, blocks, exponents.reshape(shape), dtype, is_gguf=True).reshape(self.shape)
+            return self.model.read(self.name, stored)
         stored = self.file.array(self.name, float32 if self.model.offset(self.name) else dtype)
         return finite(self.name, self.model.read(self.name, stored), dtype)
 

@@ -51,18 +51,7 @@ class MXFP4Tensor(NamedTuple):
         Raises:
             ValueError: A number is not finite.
         """
-        blocks, scales = self.blocks.read(), self.scales.read()
-        e, k, n = self.shape
-        with np.errstate(over="ignore"):
-            table = (_PAIRS * _POWERS[:, None, None]).astype(dtype or bfloat16)  # (256, 256, 2), by exponent and byte
-        weight = np.empty((e, n, k), table.dtype)
-        for expert in range(e):  # the indices, of 8 bytes, of one at a time
-            at = scales[expert][..., None].astype(np.uint16) << 8 | blocks[expert]  # (n, k / 32, 16)
-            weight[expert] = np.take(table.reshape(-1, 2), at, axis=0).reshape(n, k)
-        is_finite = np.isfinite(table).all(axis=(1, 2))  # (256,): whether all numbers with an exponent are
-        if not is_finite[scales].all() and not np.isfinite(weight).all():  # the first is quick and usually enough
-            raise ValueError(f"{self.name} holds numbers that are not finite in {weight.dtype}")
-        return weight.swapaxes(1, 2)
+        return dequantized(self.name, self.blocks.read(), self.scales.read(), dtype or bfloat16).swapaxes(1, 2)
 
     @property
     def kind(self) -> str:
@@ -77,6 +66,35 @@ class MXFP4Tensor(NamedTuple):
     def scale(self) -> np.ndarray:
         """Return the scales of a QuantizedLinear, float16 (e, n, k / 32)."""
         return float16_scales(self.scales.read())
+
+
+def dequantized(
+    name: str, blocks: np.ndarray, exponents: np.ndarray, dtype: np.dtype, is_gguf: bool = False
+) -> np.ndarray:
+    """Return the weights (e, n, k) of stored blocks in a floating-point dtype, rounded once.
+
+    Args:
+        name: Name of the weights, for errors.
+        blocks: uint8 (e, n, k / 32, 16): two numbers in a byte.
+        exponents: uint8 (e, n, k / 32): exponents plus 127.
+        dtype: The dtype.
+        is_gguf: Whether a byte has numbers j and j + 16 of its block, or else 2 j and 2 j + 1.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    with np.errstate(over="ignore"):
+        table = (_PAIRS * _POWERS[:, None, None]).astype(dtype)  # (256, 256, 2), by exponent and byte
+    e, n, count, _ = blocks.shape
+    weight = np.empty((e, n, count * QUANTIZED_BLOCK), table.dtype)
+    for expert in range(e):  # the indices, of 8 bytes, of one at a time
+        at = exponents[expert][..., None].astype(np.uint16) << 8 | blocks[expert]  # (n, k / 32, 16)
+        pairs = np.take(table.reshape(-1, 2), at, axis=0)  # (n, k / 32, 16, 2)
+        weight[expert] = (pairs.swapaxes(-1, -2) if is_gguf else pairs).reshape(n, -1)
+    is_finite = np.isfinite(table).all(axis=(1, 2))  # (256,): whether all numbers with an exponent are
+    if not is_finite[exponents].all() and not np.isfinite(weight).all():  # the first is quick and usually enough
+        raise ValueError(f"{name} holds numbers that are not finite in {weight.dtype}")
+    return weight
 
 
 def have_float16(exponents: np.ndarray) -> bool:
