@@ -462,6 +462,8 @@ def test_files_are_written_in_the_types_of_llama_cpp(tmp_path):
                 np.testing.assert_array_equal(tensor.data, due[name].data, err_msg=name)
     for model, told in (
         (model_of(swiglu_limit=6.0), "llama.cpp's 'gpt-oss' do not have all settings"),
+        (model_of(qkv_bias=False, out_bias=False), "llama.cpp's 'gpt-oss' do not have all settings"),
+        (model_of(tie_embeddings=True), "llama.cpp's 'gpt-oss' do not have all settings"),
         (LlamaModel({n: CONFIG[n] for n in [*CONFIG][:8]}), "type is 'MXFP4', which is of experts, and the model has"),
     ):
         with pytest.raises(ValueError, match=f"^save_gguf: .*{told}") as caught:

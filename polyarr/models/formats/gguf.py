@@ -108,7 +108,7 @@ ARCHITECTURES = {
         "gpt-oss",
         FORMATS["gpt_oss"],
         _GPT_OSS_KEYS,
-        always={"swiglu_limit": 7.0},
+        always={"swiglu_limit": 7.0, "attention_bias": True, "tie_word_embeddings": False},
         yarn={"truncate": False},
         layers=_GPT_OSS_LAYERS,
     ),
@@ -324,7 +324,6 @@ def _settings(file: Header, found: Architecture) -> dict[str, Any]:
     if missing := [f"{name}.{key}" for key in _REQUIRED if key not in given]:
         raise ValueError(f"it lacks {', '.join(missing)}")
     settings = {theirs: given[key] for key, theirs in found.keys.items() if key in given}
-    settings |= found.always
     settings["tie_word_embeddings"] = "output.weight" not in file.entries
     settings["vocab_size"] = _rows(file, "token_embd.weight")
     if name == "gpt2":
@@ -340,7 +339,7 @@ def _settings(file: Header, found: Architecture) -> dict[str, Any]:
         raise ValueError(f"its rope.dimension_count is {given['rope.dimension_count']!r}; it must be {head!r}")
     wide = found.wide and settings.get("num_hidden_layers") == found.wide
     settings["query_pre_attn_scalar"] = _width_per_head(settings) if wide else head
-    return settings | _pattern(given)
+    return {**settings, **_pattern(given), **found.always}
 
 
 def _rows(file: Header, name: str) -> int:
