@@ -203,6 +203,7 @@ class Level:
                 kernels=_Kernels(self, inner),
                 upload=partial(self._upload, inner),
                 download=self._download,
+                download_later=None,
                 synchronize=lambda: None,
                 unordered=frozenset(),
                 guarded=None,

@@ -91,6 +91,7 @@ class Trace:
             kernels=MappingProxyType({op: self._recording(op, kernel) for op, kernel in target.kernels.items()}),
             upload=lambda host: self._constant_buffer(target.upload(host), Spec(host.shape, host.dtype)),
             download=self._refuse_to_read,
+            download_later=None,
             synchronize=self._refuse_to_read,
             transfer=self._refuse_to_move,
             guarded=None,

@@ -1,7 +1,7 @@
 """Array: a handle on a buffer of one backend; and helpers for op arguments (arrays, numbers, None, tuples of them)."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,6 +165,26 @@ def _moved(a: Array, target: Backend) -> Array:
             with contextlib.suppress(BufferError):  # for example from another device
                 found = target.dlpack.adopt(source.dlpack.export(a.buf))
     return from_numpy(a.numpy(), target) if found is NotImplemented else Array(target, found, a.spec)
+
+
+def read_later(x: Array) -> Callable[[], np.ndarray]:
+    """Return a function that returns what `x.numpy()` would return now, without a wait for work enqueued later.
+
+    So a loop can enqueue its next step before it reads the results of this one.
+    """
+    hold(x)
+    a = traced(x)
+    if a.backend.download_later is None:
+        host = x.numpy()
+        return lambda: host
+    found = a.backend.download_later(a.buf)
+
+    def read() -> np.ndarray:
+        host = found()
+        count_download(host.nbytes)
+        return host
+
+    return read
 
 
 def from_numpy(host: np.ndarray, backend: Backend) -> Array:

@@ -201,6 +201,8 @@ class Backend(NamedTuple):
             kernels are called one by one.
         fusion: Steps of a captured program that the backend fuses; see core/program.py. None: no fusion.
         collectives: All-reduce with backends of other processes. None: through host memory.
+        download_later: buffer -> function that returns what `download` would return now, without a wait for work that
+            is enqueued after this call. None: `download` is called at once.
 
     Examples:
         >>> import numpy as np, polyarr as pa
@@ -234,6 +236,7 @@ class Backend(NamedTuple):
     replay: Callable[[Program, Run], Run] | None = None
     fusion: Fusion | None = None
     collectives: Collectives | None = None
+    download_later: Callable[[Any], Callable[[], np.ndarray]] | None = None
 
     def meets(self, other: "Backend") -> bool:
         """Return whether arrays of the two backends may be inputs of one op."""

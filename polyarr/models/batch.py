@@ -1,7 +1,7 @@
 """Batch: texts that one model writes side by side, and that come and go between tokens (continuous batching)."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from polyarr import creation, ops
 from polyarr.capture.compile import Compiled, compile
-from polyarr.core.array import Array
+from polyarr.core.array import Array, read_later
 from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.drafting import Drafting, accepted, set_span
@@ -122,7 +122,7 @@ class _Launched(NamedTuple):
     """Results of some rows that the device computes: tokens, or the log-probabilities of a prompt."""
 
     texts: dict[int, _Text]
-    tokens: Array | None
+    tokens: Callable[[], np.ndarray] | None
     logprobs: Logprobs | None
     is_alone: bool = False  # whether the arrays have one row, not one for each row of the batch
     draft: Sequence[int] = ()  # the draft, if the arrays have a row for each token after it
@@ -281,10 +281,10 @@ class Batch:
         if self._held:
             return [self._held.pop(0)]
         now = self._launched or self._begun() or self._launch()
-        found = sorted(self._results(now), key=lambda one: (one.row, one.token is not None))
-        self._launched = self._launch(now)  # after the read, which waits for everything that was launched
-        self._launched += self._begun()
-        return found
+        found = self._results(now) if self._drafting else None  # which the next draft follows
+        self._launched = self._launch(now) + self._begun()  # the device goes on while this step is read
+        found = self._results(now) if found is None else found
+        return sorted(found, key=lambda one: (one.row, one.token is not None))
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Batch:
             self._state[text.kind] = _State(len(self._texts), self._size, history, bias)
         self._state[text.kind].put(row, text.numbers, history, bias)
         self._last, text.has_begun = _with_row(self._last, token, row), True
-        return _Launched({row: text}, token, logprobs, is_alone=True)
+        return _Launched({row: text}, read_later(token), logprobs, is_alone=True)
 
     def _forget(self) -> None:
         """Forget kinds of sampling that no text has."""
@@ -426,7 +426,7 @@ class Batch:
             self._last, state.history, logprobs = self._choose(
                 logits, self._last, inputs, number, state.history, state.inputs(), state.bias, limits
             )
-            found.append(_Launched(own, self._last, logprobs))
+            found.append(_Launched(own, read_later(self._last), logprobs))
         return found
 
     def _drafted(self, drafting: Drafting) -> _Launched | None:
@@ -443,7 +443,7 @@ class Batch:
         set_span(self._caches, self._span(text.done + count))
         found = drafting.checked(text, draft, self._model, self._caches, units, self._size)
         text.is_behind = True
-        return _Launched({0: text}, found, None, is_alone=True, draft=draft)
+        return _Launched({0: text}, read_later(found), None, is_alone=True, draft=draft)
 
     def _inputs(self, texts: dict[int, _Text], kinds: list[_Kind]) -> np.ndarray:
         """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
@@ -465,10 +465,11 @@ class Batch:
         biases = {row: text.take_bias() for row, text in texts.items()}
         return ops.stack([zero if (own := biases.get(row)) is None else own for row in range(len(self._texts))])
 
-    def _results(self, launched: list[_Launched]) -> Iterator[Sampled]:
-        """Yield what was computed for the texts that are still there."""
+    def _results(self, launched: list[_Launched]) -> list[Sampled]:
+        """Return what was computed for the texts that are still there."""
+        results = []
         for texts, tokens, logprobs, is_alone, draft in launched:
-            drawn: list[int] = [] if tokens is None else tokens.numpy()[:, 0].tolist()
+            drawn: list[int] = [] if tokens is None else tokens()[:, 0].tolist()
             scored = logprobs and [each.numpy() for each in logprobs]
             for row, text in texts.items():
                 if self._texts[row] is text:
@@ -481,8 +482,9 @@ class Batch:
                         text.new += new
                         self._drafting.add(text, new)
                     found = tuple(each[at] for each in scored) if scored else None
-                    yield Sampled(row, new[0] if new else None, found)
+                    results.append(Sampled(row, new[0] if new else None, found))
                     self._held += [Sampled(row, token, None) for token in new[1:]]
+        return results
 
 
 class _State:

@@ -15,7 +15,7 @@ import numpy as np
 
 import polyarr
 from polyarr import ops
-from polyarr.core.array import Array
+from polyarr.core.array import Array, read_later
 from polyarr.core.backend import Backend, Fused, Launch
 from polyarr.core.current import use_backend
 from polyarr.core.dlpack import CPU, Seen, Shared, address_of, memory_of
@@ -351,6 +351,25 @@ def check_waiting(backend: Backend, examples: int) -> None:
     if x.numpy().tobytes() != host.tobytes():
         raise CheckFailure(f"{backend.name}: an upload behind long work has values that were written after it")
     behind.numpy()
+    if backend.download_later is not None:
+        _check_later_downloads(backend, work)
+
+
+def _check_later_downloads(backend: Backend, work: Callable[[], Array]) -> None:
+    """Check downloads that begin behind long work, and end while more of it is enqueued."""
+    before = work()
+    reads = [
+        (what, view(host), read_later(view(polyarr.asarray(host, device=backend))))
+        for what, view, host in _views(backend)
+    ]
+    _reuse_freed_memory(backend, reads[0][1])
+    after = work()
+    for what, host, read in reads:
+        found = read()
+        if (found.shape, found.dtype, found.tobytes()) != (host.shape, host.dtype, host.tobytes()):
+            raise CheckFailure(f"{backend.name}: download_later of {what} gives other bytes than download")
+    if before.numpy().tobytes() != after.numpy().tobytes():
+        raise CheckFailure(f"{backend.name}: the same work has other results behind download_later")
 
 
 def _enough_work(backend: Backend) -> Callable[[], Array]:

@@ -41,6 +41,7 @@ class TrackingBackend:
             kernels={op: self._tracking(op, kernel) for op, kernel in backend.kernels.items()},
             upload=lambda host: TrackedBuffer(backend.upload(host)),
             download=lambda held: backend.download(held.buf),
+            download_later=None,
             home=self,
         )
 

@@ -34,7 +34,7 @@ def start(device: str | None = None) -> Backend:
 
 def backend_of(device: Any) -> Backend:
     """Return the backend of a Device."""
-    from polyarr.backends.opencl.copying.copy import download
+    from polyarr.backends.opencl.copying.copy import download, download_later
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
@@ -51,6 +51,7 @@ def backend_of(device: Any) -> Backend:
         kernels,
         upload=device.upload,
         download=partial(download, device),
+        download_later=partial(download_later, device),
         synchronize=device.synchronize,
         dtypes=dtypes,
         flushes=flushes,

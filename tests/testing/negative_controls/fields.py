@@ -239,6 +239,15 @@ def synchronize_does_not_wait(backend):
     return later(waits=False)(backend)
 
 
+@fault("numpy", {"backend-waiting": "numpy: download_later of .* gives other bytes than download"})
+def a_later_download_takes_a_view_for_its_memory(backend):
+    def download_later(buf):
+        whole = np.ravel(buf if buf.base is None else buf.base)
+        return lambda: np.resize(whole.view(buf.dtype), buf.shape)
+
+    return backend._replace(download_later=download_later)
+
+
 @fault("numpy", {"backend-waiting": "numpy: an upload behind long work has values that were written after it"})
 def a_large_upload_is_read_later(backend):
     return later(copies=False)(backend)

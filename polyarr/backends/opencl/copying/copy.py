@@ -1,5 +1,7 @@
 """Copies between memory layouts. They move bits, so every dtype works on every device and nan keeps its payload."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from polyarr.backends.opencl.elementwise.elementwise import Start, launch
@@ -27,6 +29,15 @@ def download(device: Device, buf: Buffer) -> np.ndarray:
     """
     device.faults.follow((buf,))
     return device.download(dense(device, buf))
+
+
+def download_later(device: Device, buf: Buffer) -> Callable[[], np.ndarray]:
+    """Return a function that copies buf to the host, without a wait for work that is enqueued after this call.
+
+    The function raises as `download` does.
+    """
+    device.faults.follow((buf,))
+    return device.download_later(dense(device, buf))
 
 
 def duplicate(device: Device, buf: Buffer, start: Start | None = None) -> Buffer:

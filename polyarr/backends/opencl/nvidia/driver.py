@@ -418,6 +418,10 @@ class CudaDriver:
         """Return a new stream whose commands have times."""
         return Stream(self.cuda, self._device, has_times=True)
 
+    def queue_apart(self) -> Stream:
+        """Return a new stream, which waits for no other."""
+        return Stream(self.cuda, self._device)
+
     def mark(self, queue: Stream) -> Event:
         """Return the event that everything enqueued so far has finished."""
         now = queue.event()

@@ -19,6 +19,7 @@ class Commands:
     def __init__(self, driver: Any) -> None:
         self.driver, self.queue = driver, driver.queue
         self._plain: Any = None  # the main queue, while another one replaces it
+        self._apart: Any = None  # the queue of `apart`, once it is needed
         self.lock: Any = threading.RLock()
         self.is_marked, self.marks = False, 0  # whether replays set queue marks; the number of marks so far
         self.awaited: Callable[[], None] | None = None  # to be called before anything else is enqueued
@@ -83,6 +84,11 @@ class Commands:
             self._plain.finish()
 
     @property
+    def is_timed(self) -> bool:
+        """True in timed blocks."""
+        return self._plain is not None
+
+    @property
     def usual_queue(self) -> Any:
         """Queue outside of timed blocks."""
         return self._plain or self.queue
@@ -118,6 +124,23 @@ class Commands:
                 yield
             finally:
                 self.queue = before
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Context in which transfers wait for nothing in the main queue; their memory must be ready, see `wait`."""
+        with self.lock:
+            self.settle()
+            if self._apart is None:
+                self._apart = self.driver.queue_apart()
+            with self.beside(self._apart):
+                yield
+
+    def wait(self, event: Any) -> None:
+        """Wait for the event of a Mark."""
+        try:
+            event.wait()
+        except ERRORS as error:
+            raise self.lost(error) from error
 
     def mark(self) -> "Mark":
         """Return a mark behind everything that was enqueued so far."""

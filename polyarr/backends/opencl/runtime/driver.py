@@ -61,6 +61,10 @@ class OpenCL:
         """Return a new queue whose commands have times."""
         return cl.CommandQueue(self._context, self._device, properties=cl.command_queue_properties.PROFILING_ENABLE)
 
+    def queue_apart(self) -> cl.CommandQueue:
+        """Return a new queue, which waits for no other."""
+        return cl.CommandQueue(self._context, self._device)
+
     def mark(self, queue: cl.CommandQueue) -> cl.Event:
         """Return the event that everything enqueued so far has finished."""
         return cl.enqueue_marker(queue)

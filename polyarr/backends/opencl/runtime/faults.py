@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WORDS = 4
 OF_MATRIX = -1  # in place of a limit
 MAX_ERRORS = 1000  # errors of a thread that are still reported to others
+MAX_UNCHECKED = 2**20  # calls of a thread since the last check
 MAX_FOLLOWED = 100  # arrays of other threads, since the last read, from which on settled ones are dropped
 
 
@@ -126,6 +127,16 @@ class Faults:
             del mine.followed[origin]
             if error := self._trouble(origin, mine, seen):
                 raise mine.error(time, error)
+
+    def are_none_so_far(self) -> bool:
+        """Return whether `check` would raise nothing, as far as the calls have run that take part in it.
+
+        Now and then it returns False without a reason, so that a thread which never checks does not run out of times.
+        """
+        mine = self.mine()
+        if mine.followed or mine.time - mine.checked > MAX_UNCHECKED:
+            return False
+        return mine.is_checked or self._noted(mine) is None
 
     def _check_own(self, record: Record) -> None:
         found, first = self._noted(record), record.checked

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr.core.array import read_later
 from polyarr.core.errors import BackendError
 from tests.helpers.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
 on_opencl = pytest.mark.polyarr_backend("opencl")
-commands, devices = opencl_modules("commands", "devices")
+commands, devices, faults = opencl_modules("commands", "devices", "faults")
 DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", "float": "float32", "double": "float64"}
 # Patterns allowed only in certain modules, these modules, and code that violates the rule.
 ROOMS = [
@@ -175,3 +176,47 @@ def test_only_nvidias_driver_is_called_without_events() -> None:
     for name, has_events in (("NVIDIA CUDA", False), ("Portable Computing Language", True)):
         device = SimpleNamespace(platform=SimpleNamespace(name=name))
         assert (launches.launch_of(device) is launches.cl.enqueue_nd_range_kernel) == has_events
+
+
+# ---- downloads that wait for no later work -----------------------------------------------------------------------
+
+
+@on_opencl
+def test_a_later_download_does_not_wait_for_the_main_queue(backend, monkeypatch):
+    x = pa.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    read, whole = read_later((x + 1).T), []
+    monkeypatch.setattr(backend.home, "download", lambda buf: whole.append(buf) or np.zeros(buf.shape, buf.dtype))
+    np.testing.assert_array_equal(read(), np.arange(1, 7, dtype=np.float32).reshape(2, 3).T)
+    assert not whole
+    with backend.home.commands.timed():  # which is not the queue of the array
+        read()
+    assert len(whole) == 1
+
+
+@on_opencl
+def test_a_later_download_raises_what_a_download_would(backend):
+    table = pa.ones((4,))
+    read = read_later(pa.take(table, pa.asarray([7])))
+    with pytest.raises(IndexError, match="index 7 is out of range for an axis of length 4"):
+        read()
+    assert read_later(table)()[0] == 1
+    read, after = read_later(table), pa.take(table, pa.asarray([9]))
+    try:
+        read()  # the call may have run meanwhile
+    except IndexError:
+        return
+    with pytest.raises(IndexError, match="index 9 is out of range for an axis of length 4"):
+        after.numpy()
+
+
+@on_opencl
+def test_a_thread_that_only_downloads_later_is_checked_now_and_then(backend, monkeypatch):
+    monkeypatch.setattr(faults, "MAX_UNCHECKED", 3)
+    device, checks = backend.home, []
+    check = device.faults.check
+    monkeypatch.setattr(device.faults, "check", lambda: (checks.append(1), check()))
+    pa.ones((1,)).numpy()
+    checks.clear()
+    for _ in range(8):
+        assert read_later(pa.take(pa.ones((4,)), pa.asarray([2])))()[0] == 1
+    assert len(checks) == 2
