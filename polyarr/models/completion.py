@@ -1,14 +1,17 @@
 """Text completion: a model with its tokenizer, stop strings, log-probabilities, and the reason why a text ended."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polyarr import creation
 from polyarr.capture.compile import Compiled
+from polyarr.core.array import read_later
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import Sample, limit_to_context, next_token, sample
+from polyarr.models.logprobs import Logprobs
 from polyarr.models.speculation import can_speculate, speculated, speculative_step
 from polyarr.ops.validation import whole
 from polyarr.text import Tokenizer
@@ -183,7 +186,8 @@ class Writer:
             how = {"seed": first, "vocab_size": self._size, "step": self._speculative_step, **sampling}
             how["draft_model"] = self._draft_model
             drawn = speculated(self.model, encoded[0], max_new_tokens, speculate, **how)
-        return self._parts(rows, encoded, drawn, logprobs, echo)
+            return self._parts(rows, encoded, _read_at_once(drawn), logprobs, echo)
+        return self._parts(rows, encoded, _read_later(drawn), logprobs, echo)
 
     def _renew_steps(self) -> None:
         """Forget compiled steps when there are many."""
@@ -233,20 +237,20 @@ class Writer:
         self,
         rows: "list[Row]",
         prompts: list[np.ndarray],
-        drawn: Iterator[Sample],
+        drawn: Iterator["_Drawn"],
         top: int | None,
         echo: bool,
     ) -> Iterator[Part]:
         if echo and top is None:
             yield from (Part(i, "", 0, row.finish) for i, row in enumerate(rows))
-        for tokens, found in drawn:  # (B, 1)
+        for read, found in drawn:
             logprobs = found and [each.numpy() for each in found]
             of_rows = [logprobs and [each[i] for each in logprobs] for i in range(len(rows))]
-            if tokens is None:
+            if read is None:
                 for i, prompt in enumerate(prompts):
                     yield self._prompt_part(i, rows[i], prompt, of_rows[i], top)
                 continue
-            given = tokens.numpy()[:, 0].tolist()
+            given = read()[:, 0].tolist()
             going = [i for i, row in enumerate(rows) if row.finish is None]
             texts = Row.decoded([rows[i] for i in going], [given[i] for i in going])
             for i, text in zip(going, texts, strict=True):
@@ -300,6 +304,32 @@ class Writer:
             before = self.tokenizer.decode([token])
             self._texts[token] = self.tokenizer.decode([token, token])[len(before) :]
         return self._texts[token]
+
+
+class _Drawn(NamedTuple):
+    """Sample that is read later: a function that returns the tokens (B, 1), None for the prompts, and Logprobs."""
+
+    read: Callable[[], np.ndarray] | None
+    logprobs: Logprobs | None
+
+
+def _read_at_once(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
+    for token, logprobs in drawn:
+        yield _Drawn(None if token is None else read_later(token), logprobs)
+
+
+def _read_later(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
+    """Yield each sample after the next one is launched, with which the device goes on while this one is read.
+
+    The first one comes at once: the launch of the second compiles the step.
+    """
+    samples = _read_at_once(drawn)
+    for first in samples:
+        yield first
+        if first.read is not None:
+            break
+    for before, _ in pairwise(chain(samples, [_Drawn(None, None)])):
+        yield before
 
 
 def joined(parts: Sequence[Part]) -> Completion:
