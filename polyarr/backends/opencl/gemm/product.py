@@ -173,12 +173,11 @@ def problem_of(out: Shape, x: Shape, x_strides: Shape, y: Shape, y_strides: Shap
 
 
 def _operand(kept: int, deep: int, length: int, k: int) -> tuple[int, int]:
-    """Return the strides along the kept axis and along k; an axis of length 1 gets stride 1 if the other axis lacks it.
-    """
+    """Return the strides along the kept axis and along k; an axis of length 1 gets the one that kernels prefer."""
     if k <= 1 and kept != 1:
         return kept, 1
-    if length == 1 and deep != 1:
-        return 1, deep
+    if length == 1:
+        return (1, deep) if deep != 1 else (k, 1)
     return kept, deep
 
 

@@ -66,6 +66,14 @@ def test_what_it_leaves_to_other_kernels(backend, monkeypatch, change):
     assert bool(asked) == (not change), "it asks whether the device computes correctly only for what it accepts"
 
 
+@pytest.mark.parametrize("row", [1, 64, 128])
+def test_a_single_row_of_any_stride_is_served_as_several_rows_are(backend, row):
+    """As that of one text behind attention, whose stride along the axis of length 1 is 1."""
+    several, one = (product.problem_of((n, 1, 512), (n, 1, 128), (128, row, 1), (128, 512), (1, 128)) for n in (2, 1))
+    assert one == several._replace(m=1)
+    assert skinny.is_suited(pa.bfloat16, one.m, one.n, one.k) and one.x.kept % skinny.PIECE == 0
+
+
 @pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
 @pytest.mark.parametrize(("n", "k"), [(256, 64), (259, 1088), (768, 3072), (8200, 2048), (13000, 256)])
 def test_rows_with_quantized_weights_are_right_and_do_not_depend_on_each_other(nvidia, kind, n, k):
