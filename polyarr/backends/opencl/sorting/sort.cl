@@ -7,8 +7,8 @@
 // Arrays   x (rows, n) elements; keys, index (rows, n): the key of an element, and its position in the row
 // Launch   sort_tiles_serial: one work-item per span of tiles, group 1
 //          merge_runs: one work-item per `span` outputs, at least rows * ceil(n / span); span divides width
-//          finish: one work-item for each of the first `kept` elements of each row; `values` is 1 to write the sorted
-//          elements, 0 for the order
+//          finish: one work-item per `span` of the `total` elements of out, which are the first `kept` of each row,
+//          group 1; `values` is 1 to write the sorted elements, 0 for the order
 // Params   those of keys.cl
 
 #include "keys.cl"
@@ -134,8 +134,12 @@ __kernel void merge_runs(__global const KEY *restrict keys, __global const int *
           to_keys + start + at, to_index + start + at, MIN(span, end - at));
 }
 
-__kernel void finish(__global const KEY *restrict x, __global const int *restrict index, __global void *restrict out,
-                     const long n, const int values, const long kept) {
-    const long i = get_global_id(0), row = i / kept * n;
-    WRITE_RESULT(out, i, x + row, index[row + i % kept], values)
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void finish(__global const KEY *restrict x, __global const int *restrict index, __global void *restrict out,
+            const long n, const int values, const long kept, const long total, const long span) {
+    const long begin = get_global_id(0) * span;
+    for (long i = begin; i < MIN(begin + span, total); i++) {
+        const long row = i / kept * n;
+        WRITE_RESULT(out, i, x + row, index[row + i % kept], values)
+    }
 }

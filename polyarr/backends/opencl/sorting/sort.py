@@ -63,8 +63,9 @@ def _sort_serially(device: Device, x: Buffer, descending: bool, result: Buffer |
         memories = memories[2:] + memories[:2]
         width *= 2
     if result is not None:
-        kept = result.shape[-1]
-        program.finish((result.size,), None, x.memory, memories[1].memory, result.memory, n, int(values), kept)
+        work, group, each = geometry.items(result.size)
+        numbers = n, int(values), result.shape[-1], result.size, each
+        program.finish(work, group, x.memory, memories[1].memory, result.memory, *numbers)
     return memories[1]
 
 
