@@ -17,6 +17,11 @@ VERSIONS ?= 2024.12 2025.12
 # Hundreds of processes load the same modules, which Python compiles for the first of them.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Several processes run tests side by side: NumPy's threads would wait for each other, and so would those of PoCL that
+# are pinned to one core in every process.
+check suite thorough: export OPENBLAS_NUM_THREADS := 1
+check suite thorough: export POCL_AFFINITY := 0
+
 venv: .venv/ready
 
 .venv/ready: pyproject.toml
@@ -38,7 +43,6 @@ docs: venv
 stubs: venv
 	$(BIN)/python -m tests.typed.stubs
 
-check: export OPENBLAS_NUM_THREADS := 1
 check: types
 	$(BIN)/ruff check .
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --reuse tests/test_architecture.py $$($(BIN)/python -m tests.changed)
@@ -54,8 +58,7 @@ types: venv
 	$(BIN)/mypy
 
 # Neighbours share what is drawn and compiled, so each process gets a stretch of the tests, and takes over the end of
-# another's; each is one core's work, without more threads that wait for products.
-suite: export OPENBLAS_NUM_THREADS := 1
+# another's; each is one core's work.
 suite: venv
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --reuse --skips $(SKIPS)/make-suite.json
 
