@@ -194,10 +194,10 @@ INLINE void pack_im2col(__global const T *restrict source, const Offsets *offset
 #define LEFT_OF_RUN(r) from[at[r]]
 
 // Defines NAME, the microkernel: multiply ROWS rows of x by V vectors of a panel of y, and set (or add to) rows x
-// columns of sums.
+// columns of sums. Not inlined, which would double the time that the program takes to compile.
 #define DEFINE_TILE(NAME, V, LEFT_ARGUMENTS, EACH, LEFT) \
-    INLINE void NAME(LEFT_ARGUMENTS, PANELS const ACC *restrict y, \
-                     int depth, __global ACC *sums, long n, int first, int rows, int columns) { \
+    static __attribute__((noinline)) WIDE_VECTORS void NAME(LEFT_ARGUMENTS, PANELS const ACC *restrict y, int depth, \
+                                               __global ACC *sums, long n, int first, int rows, int columns) { \
         vector sum[ROWS][V]; \
         _Pragma("unroll") for (int r = 0; r < ROWS; r++) \
             _Pragma("unroll") for (int v = 0; v < V; v++) { \

@@ -9,14 +9,17 @@
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #endif
 
-// By default clang vectorizes with 256 bits even for AVX-512. This allows 512-bit vectors in kernels, and requests them
-// for loops marked WIDELY; WIDELY_AND_INTERLEAVED also computes four of them side by side.
+// By default clang vectorizes with 256 bits even for AVX-512. This allows 512-bit vectors in kernels and in functions
+// marked WIDE_VECTORS, and requests them for loops marked WIDELY; WIDELY_AND_INTERLEAVED also computes four of them side
+// by side.
 #if IS_CPU && defined(__AVX512F__)
-#define __kernel __kernel __attribute__((min_vector_width(512)))
+#define WIDE_VECTORS __attribute__((min_vector_width(512)))
+#define __kernel __kernel WIDE_VECTORS
 #define WIDELY _Pragma("clang loop vectorize_width(16)")
 #define WIDELY_AND_INTERLEAVED _Pragma("clang loop vectorize_width(16) interleave_count(4)")
 #define WIDE_LOOPS 16  // minimum iterations of a loop marked WIDELY
 #else
+#define WIDE_VECTORS
 #define WIDELY
 #define WIDELY_AND_INTERLEAVED
 #endif
