@@ -12,7 +12,7 @@
 //          segments_parts (GPU): blocks * sets * outer groups of GROUP work-items: `lanes` columns x GROUP / lanes
 //          parts of `span` slots; then segments_join: outer * parts * inner work-items, rounded up to GROUP. partial
 //          (outer, parts, 2, inner) of ACC is workspace, mostly not accessed
-//          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, any size.
+//          slots_serial (CPU, few slices): global (parts of the updates, outer), group 1; then slots_join, group 1.
 //          partial (parts, outer, n, inner) of WIDE holds the sums of each part
 //          add_atomically: one work-item per element of updates, rounded up to GROUP, or fewer
 // Params   T, ACC, LOAD, STORE    dtype of result and updates: see prelude.cl
@@ -181,8 +181,9 @@ void slots_serial(__global WIDE *restrict partial, __global const T *restrict up
     }
 }
 
-__kernel void slots_join(__global T *restrict result, __global const WIDE *restrict partial, const long parts,
-                         const long total) {
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void slots_join(__global T *restrict result, __global const WIDE *restrict partial, const long parts,
+                const long total) {
     for (long i = get_global_id(0); i < total; i += get_global_size(0)) {
         WIDE sum = LOAD(result, i);
         for (long part = 0; part < parts; part++) sum += partial[part * total + i];

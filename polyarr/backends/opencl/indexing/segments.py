@@ -98,7 +98,7 @@ def _add_serially(
     args = (n, keys.size, inner, -(-keys.size // parts))
     program.slots_serial((parts, outer), (1, 1), partial.memory, updates.memory, keys.memory, *args)
     items = min(-(-result.size // COLUMNS), 8 * device.geometry.units)
-    program.slots_join((items,), None, result.memory, partial.memory, parts, result.size)
+    program.slots_join((items,), (1,), result.memory, partial.memory, parts, result.size)
 
 
 def _program(device: Device, dtype: np.dtype, index: np.dtype, key: np.dtype) -> Program:
