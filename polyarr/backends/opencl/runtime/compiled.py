@@ -28,10 +28,14 @@ STAMP = "last_accessed"  # PoCL writes it into the folder of a program that it b
 
 
 class Compiler:
-    """Compiler for drivers that cache what they compile, and check it."""
+    """Compiler for drivers that cache what they compile, and check it.
+
+    Attributes:
+        unsaved: Names of the programs that have run since the queue was last empty, and that `keep` is to save.
+    """
 
     def __init__(self, context: cl.Context) -> None:
-        self._context = context
+        self._context, self.unsaved = context, set[str]()
 
     def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
         """Return source and options as the driver gets them; the program's name is their checksum."""
@@ -88,7 +92,7 @@ class BinaryCompiler(Compiler):
 
     def __init__(self, context: cl.Context, store: Store) -> None:
         super().__init__(context)
-        self._store, self._built, self._launched = store, dict[str, cl.Program](), set[str]()
+        self._store, self._built = store, dict[str, cl.Program]()
 
     def build(self, name: str, source: str, options: list[str]) -> cl.Program:
         """Return the program built from its saved binary, if the driver accepts it, or else from source."""
@@ -102,12 +106,12 @@ class BinaryCompiler(Compiler):
     def launched(self, name: str) -> None:
         """Note a launch, if the program was built from source and is to be saved."""
         if name in self._built:
-            self._launched.add(name)
+            self.unsaved.add(name)
 
     def keep(self) -> None:
         """Save the binaries of programs that have run."""
-        while self._launched:
-            name = self._launched.pop()
+        while self.unsaved:
+            name = self.unsaved.pop()
             self._store.save(name, self._built.pop(name).binaries[0])
 
 
@@ -129,7 +133,6 @@ class PoclCompiler(Compiler):
         self._trouble = found if isinstance(found, str) else ""
         self._made: dict[str, Path] = {}  # PoCL's folder of a program
         self._kept: dict[str, set[str]] = {}  # the files in a program's entry
-        self._launched: set[str] = set()  # since the queue was last empty
 
     def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
         """Return source and options, with only the declarations that kernels need if PoCL would parse all."""
@@ -155,12 +158,12 @@ class PoclCompiler(Compiler):
             BackendError: There is no space to compile.
         """
         self._make_room()
-        self._launched.add(name)
+        self.unsaved.add(name)
 
     def keep(self) -> None:
         """Save the programs of which a kernel has run."""
-        if self._launched:
-            names, self._launched = self._launched, set()
+        if self.unsaved:
+            names, self.unsaved = self.unsaved, set()
             self._keep(names)
 
     def keep_all(self) -> None:

@@ -410,7 +410,7 @@ class Device:
 
         def read() -> np.ndarray:
             host = np.empty(buf.shape, buf.dtype)
-            if self.commands.is_timed:
+            if self.commands.is_timed or self.programs.compiler.unsaved:
                 return self.download(buf)
             self.commands.wait(event)
             with self.lock, self.commands.apart():

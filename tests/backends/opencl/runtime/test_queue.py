@@ -184,6 +184,8 @@ def test_only_nvidias_driver_is_called_without_events() -> None:
 @on_opencl
 def test_a_later_download_does_not_wait_for_the_main_queue(backend, monkeypatch):
     x = pa.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    read_later((x + 1).T)()  # programs that run for the first time are saved, for which the queue must be empty
+    assert not backend.home.programs.compiler.unsaved
     read, whole = read_later((x + 1).T), []
     monkeypatch.setattr(backend.home, "download", lambda buf: whole.append(buf) or np.zeros(buf.shape, buf.dtype))
     np.testing.assert_array_equal(read(), np.arange(1, 7, dtype=np.float32).reshape(2, 3).T)
