@@ -319,9 +319,9 @@ def _read_at_once(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
 
 
 def _read_later(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
-    """Yield each sample after the next one is launched, with which the device goes on while this one is read.
+    """Yield each sample after the next one is launched, so that the device computes while a sample is read.
 
-    The first one comes at once: the launch of the second compiles the step.
+    The first sample is yielded at once, because the launch of the second compiles the step.
     """
     samples = _read_at_once(drawn)
     for first in samples:

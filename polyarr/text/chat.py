@@ -190,7 +190,7 @@ class ChatTemplate:
 
 
 def _final_channel(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose content, if it is an answer in channels, is that of the final one, or empty."""
+    """Return a message; of an answer in channels, only the text of the final channel is left, which may be empty."""
     content = message.get("content")
     if message["role"] != "assistant" or not isinstance(content, str) or _CHANNEL not in content:
         return message
