@@ -42,8 +42,8 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
     The weights of the copy are frozen and its adapters are trainable, as `nn.lora` makes them. PEFT has separate
     adapters for the queries, keys and values of a Llama, which are one layer in polyarr. The copy keeps them separate
     too, unless all three have the same first matrix, which is how adapters of the whole layer are saved. An adapter of
-    two of polyarr's layers, such as the gate_up_proj of Phi-3, becomes one for each; so does that of the experts of
-    gpt-oss, which PEFT has among its target_parameters.
+    two of polyarr's layers, such as the gate_up_proj of Phi-3 and of the experts of gpt-oss, becomes two adapters. PEFT
+    lists adapters of those experts as target_parameters.
 
     Args:
         path: Folder with adapter_config.json and adapter_model.safetensors.

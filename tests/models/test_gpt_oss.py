@@ -391,7 +391,7 @@ def test_a_gguf_file_is_the_folder_of_its_numbers(experts, others, tmp_path):
 
 
 def test_experts_of_a_gguf_file_in_mxfp4_stay_quantized_without_loss(tmp_path, backend):
-    """And are written as Q8_0 without loss, or as MXFP4 again."""
+    """They can also be written as Q8_0 without loss, or as MXFP4 again."""
     file_of(tmp_path / "a.gguf", tmp_path / "folder", "MXFP4", "Q8_0")
     due = load_pretrained(tmp_path / "a.gguf", dtype="float32")
     kept = load_pretrained(tmp_path / "a.gguf", dtype="float32", keep_quantized=True)
