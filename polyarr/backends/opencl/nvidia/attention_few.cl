@@ -45,6 +45,8 @@
 #define TILES (CHUNK / 8)            // of keys
 #define K_LOADS (D / 32)             // of 16 bytes, for a lane's share of a row of k
 #define V_LOADS (D / 64)             // likewise of v
+#define PITCH 33                     // of what the lanes of a warp hold, in local memory, so that they meet in no bank
+#define AT_ONCE 4                    // loads of the mask
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
 #if MASK == 2
 #define IS_SEEN(v) ((v) != -INFINITY)
@@ -52,8 +54,14 @@
 #define IS_SEEN(v) ((v) != 0)
 #endif
 
+// The parts with keys that are seen, as warps found them, and the one with the new row; if there is none, the first one,
+// which writes zeros.
+#define WITH_NEW (any_of_warp(seen_parts[lane % (TEAMS * WARPS)]) | (position < 0 ? 0 : 1u << position / keys_per_part))
+#define PARTS_LEFT left_or_first(WITH_NEW)
+INLINE uint left_or_first(uint parts) { return parts ? parts : 1; }
+
 // Where an array's rows of a batch entry begin.
-INLINE size_t start_of(const long4 at, const long batch, const long inner) {
+INLINE size_t start_of(const long4 at, const uint batch, const uint inner) {
     return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 // The lanes, as bits, for which a condition holds.
@@ -113,11 +121,11 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         __global float *pieces, __global volatile int *ended, __global T *restrict out,
         const long4 out_at, __global float *restrict lse, const long inner, const int t, const int s,
         const int keys_per_part, const int parts, const float scale) {
-    __local float sums[TEAMS * WARPS][QUERIES][D], tops[TEAMS * WARPS][QUERIES], totals[TEAMS * WARPS][QUERIES];
-    __local uint seen_parts, is_last;
+    __local float sums[TEAMS * WARPS][D / 4][PITCH], tops[TEAMS * WARPS][QUERIES], totals[TEAMS * WARPS][QUERIES];
+    __local uint seen_parts[TEAMS * WARPS], is_last;
     const int lane = get_local_id(0), warp = get_local_id(1), own = lane / 4, quarter = lane % 4;
     const int team = warp / WARPS, flat = warp * 32 + lane, own_row = MIN(own, t - 1);
-    const long batch = get_group_id(1);
+    const int batch = get_group_id(1);
     q += start_of(q_at, batch, inner);
     k += start_of(k_at, batch, inner);
     v += start_of(v_at, batch, inner);
@@ -133,23 +141,25 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         query[i][w] = own < t ? pair : 0;
     }
 #if MASK
-    if (flat == 0) seen_parts = 0;
-    SYNC;
     const int rows = mask_at.w == 0 ? 1 : t;  // of the mask, that differ
     uint found_parts = 0;
-    for (int row = 0; row < rows; row++)
-        for (int from = flat; from < s; from += 8 * WG)
-            UNROLL for (int key = from; key < from + 8 * WG; key += WG) {  // clamped: all loads are in flight at once
-                const int is_seen = IS_SEEN(MASK_LOAD(mask + row * mask_at.w, MIN(key, s - 1) * mask_step));
-                found_parts |= (uint)is_seen << MIN(key, s - 1) / keys_per_part;
-            }
+    for (int part = warp; part < parts; part += TEAMS * WARPS) {
+        int any = 0;
+        const int begin = part * keys_per_part, last = MIN(s, begin + keys_per_part) - 1;
+        for (int row = 0; row < rows; row++)
+            for (int from = begin + lane; from <= last; from += 32 * AT_ONCE)
+                UNROLL for (int i = 0; i < AT_ONCE; i++)  // clamped: all loads are in flight at once
+                    any |= IS_SEEN(MASK_LOAD(mask + row * mask_at.w, MIN(from + 32 * i, last) * mask_step));
+        found_parts |= (uint)any << part;
+    }
     found_parts = any_of_warp(found_parts);
-    if (lane == 0) atomic_or(&seen_parts, found_parts);
+    if (lane == 0) seen_parts[warp] = found_parts;
+#endif
+#if MASK && !WHOLE
     SYNC;
-    const uint with_new = seen_parts | (position < 0 ? 0 : 1u << position / keys_per_part);
-    const uint parts_left = with_new ? with_new : 1;  // one that writes zeros if no key is seen
+    const uint parts_left = PARTS_LEFT;
 #else
-    const uint parts_left = parts == 32 ? ~0u : (1u << parts) - 1;
+    uint parts_left = parts == 32 ? ~0u : (1u << parts) - 1;  // WHOLE: each warp looks for itself in the first round
 #endif
     // Nobody reads these rows: what is new is taken from where it was.
     if (position >= 0 && (WHOLE || get_group_id(0) == position / keys_per_part) && flat < D / 4) {
@@ -162,7 +172,7 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
 
 #if WHOLE
     for (int round = 0; round < parts; round += TEAMS) {
-        if (!(parts_left >> round & ((1u << TEAMS) - 1))) continue;
+        if (round && !(parts_left >> round & ((1u << TEAMS) - 1))) continue;
 #else
     {
         const int round = get_group_id(0);
@@ -172,33 +182,32 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         float sum[D / 8][4], top = -INFINITY, total = 0;
         UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) sum[j][e] = 0;
         for (int first = begin + warp % WARPS * CHUNK; first < end; first += WARPS * CHUNK) {
-            float score[TILES][2];
-            uint seen[TILES][2], any = 0;  // the lanes, as bits, whose query sees their key
-            UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int e = 0; e < 2; e++) {
-                const int key = first + n * 8 + quarter * 2 + e;
-                score[n][e] = 0;
+            // As bits: the keys that the lane's query sees, and those that any query sees.
+            uint seen = (uint)(((ulong)1 << MIN(end - first, CHUNK)) - 1), any = seen;
 #if MASK
-                const float added = MASK_LOAD(mask + own_row * mask_at.w, MIN(key, end - 1) * mask_step);
-                score[n][e] = MASK == 2 ? added : added != 0 ? 0 : -INFINITY;
-#endif
-                score[n][e] = key < end ? score[n][e] : -INFINITY;
-                any |= seen[n][e] = ballot(score[n][e] != -INFINITY);
+            seen = any = 0;
+            for (int row = 0; row < rows; row++) {
+                const int key = MIN(first + lane, end - 1), is_own = lane < CHUNK && first + lane < end;
+                const uint found = ballot(is_own & IS_SEEN(MASK_LOAD(mask + row * mask_at.w, key * mask_step)));
+                any |= found;
+                seen = MIN(row, own_row) == row ? found : seen;
             }
+#endif
             if (!any && (position < first || position >= first + CHUNK)) continue;
             uint keys[TILES][K_LOADS][4], values[TILES][2][V_LOADS][4];
             UNROLL for (int n = 0; n < TILES; n++) {
-                const int is_seen = ((own % 2 ? seen[n][1] : seen[n][0]) & 0x11111111u << own / 2) != 0;
                 const int key = first + n * 8 + own, is_new = key == position;
                 __global const T *from = (is_new ? new_k : k + key * k_at.w) + quarter * 8;
-                UNROLL for (int i = 0; i < K_LOADS; i++) load_if(keys[n][i], from + i * 32, is_seen | is_new);
+                UNROLL for (int i = 0; i < K_LOADS; i++)
+                    load_if(keys[n][i], from + i * 32, (any >> (n * 8 + own) & 1) | is_new);
             }
             UNROLL for (int n = 0; n < TILES; n++) UNROLL for (int e = 0; e < 2; e++) {
-                const int is_seen = (seen[n][e] & 0x11111111u << quarter) != 0;
                 const int key = first + n * 8 + quarter * 2 + e, is_new = key == position;
                 __global const T *from = (is_new ? new_v : v + key * v_at.w) + own * 8;
-                UNROLL for (int i = 0; i < V_LOADS; i++) load_if(values[n][e][i], from + i * 64, is_seen | is_new);
+                UNROLL for (int i = 0; i < V_LOADS; i++)
+                    load_if(values[n][e][i], from + i * 64, (any >> (n * 8 + quarter * 2 + e) & 1) | is_new);
             }
-            float largest = top;
+            float score[TILES][2], largest = top;
             UNROLL for (int n = 0; n < TILES; n++) {
                 float product[4] = {0, 0, 0, 0};
                 UNROLL for (int i = 0; i < K_LOADS; i++) UNROLL for (int w = 0; w < 4; w += 2) {
@@ -206,8 +215,12 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
                     mma(product, rows, keys[n][i] + w);
                 }
                 UNROLL for (int e = 0; e < 2; e++) {
-                    const float found = fma(product[e], scale, score[n][e]);
-                    score[n][e] = score[n][e] == -INFINITY ? -INFINITY : found;
+                    const int at = n * 8 + quarter * 2 + e;
+                    float added = 0;
+#if MASK == 2
+                    added = MASK_LOAD(mask + own_row * mask_at.w, MIN(first + at, end - 1) * mask_step);
+#endif
+                    score[n][e] = seen >> at & 1 ? fma(product[e], scale, added) : -INFINITY;
                     largest = MAX(score[n][e], largest);
                 }
             }
@@ -238,18 +251,26 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         }
         total += other_lane(total, 1);
         total += other_lane(total, 2);
-        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++)
-            sums[warp][own][j / 8 * 64 + (quarter * 2 + e) * 8 + j % 8] = sum[j][e];
+        UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 2; e++) sums[warp][2 * j + e][lane] = sum[j][e];
         if (quarter == 0) tops[warp][own] = top, totals[warp][own] = total;
         SYNC;
         EACH_OUTPUT {
+            const int row = at / D, c = at % D, of_eight = c / 8 % 8;  // sum[j][e] of a quarter is of column c
+            const int j = c / 64 * 8 + c % 8, e = of_eight % 2, owner = row * 4 + of_eight / 2;
             UNROLL for (int first = 0; first < TEAMS * WARPS; first += WARPS) {
-                Result part = {0, -INFINITY, 0};
-                UNROLL for (int w = first; w < first + WARPS; w++)
-                    join(&part, sums[w][at / D][at % D], tops[w][at / D], totals[w][at / D]);
-                join(&results[i], part.sum, part.top, part.total);
+                float largest = -INFINITY, part = 0, part_total = 0;
+                UNROLL for (int w = first; w < first + WARPS; w++) largest = MAX(largest, tops[w][row]);
+                UNROLL for (int w = first; w < first + WARPS; w++) {
+                    const float share = tops[w][row] == -INFINITY ? 0 : EXP_TO_T(tops[w][row] - largest);
+                    part = fma(sums[w][2 * j + e][owner], share, part);
+                    part_total = fma(totals[w][row], share, part_total);
+                }
+                join(&results[i], part, largest, part_total);
             }
         }
+#if MASK && WHOLE
+        parts_left = PARTS_LEFT;
+#endif
         SYNC;
     }
 #if !WHOLE
@@ -269,14 +290,15 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
         if (!is_last) return;
         if (flat == 0) ended[batch] = 0;
-        EACH_OUTPUT {
-            Result all = {0, -INFINITY, 0};
-            _Pragma("unroll 8") for (int p = 0; p < parts; p++) {
-                __global float *row = pieces + ((batch * parts + p) * t + at / D) * row_length;
-                const float sum = row[at % D], top = row[D], total = row[D + 1];
-                if (parts_left >> p & 1) join(&all, sum, top, total);
+        EACH_OUTPUT { results[i].sum = results[i].total = 0; results[i].top = -INFINITY; }
+        _Pragma("unroll 4") for (int p = 0; p < parts; p++) {
+            float row[OUTPUTS][3];
+            UNROLL for (int i = 0; i < OUTPUTS; i++) {  // clamped: all loads are in flight at once
+                const int at = MIN(flat + i * WG, t * D - 1);
+                __global const float *from = pieces + ((batch * parts + p) * t + at / D) * (D + 2);
+                row[i][0] = from[at % D], row[i][1] = from[D], row[i][2] = from[D + 1];
             }
-            results[i] = all;
+            if (parts_left >> p & 1) EACH_OUTPUT join(&results[i], row[i][0], row[i][1], row[i][2]);
         }
     }
 #endif

@@ -22,7 +22,8 @@ WARPS = 4
 MAX_BATCH = 2**15  # work-groups along an axis, and counters
 MAX_SIZE = 2**30  # keys; an int holds more than their number
 KEYS, MAX_PARTS = 128, 32  # keys of a part, unless these would be more parts
-TEAMS = 2  # of a work-group that computes all parts
+TEAMS, MOST_TEAMS = 2, 4  # of a work-group that computes all parts; as many as registers and local memory hold
+ROUNDS = 2  # of a work-group that computes all parts, unless there are enough work-groups
 PIECE = 8  # numbers of a 16-byte load
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
 
@@ -34,11 +35,11 @@ def plan(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | None:
         return None
     if new is not None and not all(_is_readable(row, p.dtype) for row in new[:2]):
         return None
-    is_whole = parts_of(p.s)[1] == 1 or 2 * p.batch >= device.features.compute_units
-    check = partial(_check, device, p.dtype, p.mask, p.lengths[0], is_whole)
-    if not is_sound_program(device, VARIANT, macros_of(p, is_whole), check):
+    teams = _teams(p, device.features.compute_units)
+    check = partial(_check, device, p.dtype, p.mask, p.lengths[0], teams)
+    if not is_sound_program(device, VARIANT, macros_of(p, teams), check):
         return None
-    return _launch(device, call, out, lse, is_whole)
+    return _launch(device, call, out, lse, teams)
 
 
 def accepts(p: Problem) -> bool:
@@ -56,10 +57,16 @@ def _is_readable(row: Buffer, dtype: np.dtype) -> bool:
     return row.dtype == dtype and row.strides[-1] == 1 and is_aligned(row) and not any(step % PIECE for step in steps)
 
 
-def macros_of(p: Problem, is_whole: bool) -> dict[str, Any]:
-    """Return the macros of a program in which a work-group computes all parts of a batch entry, or one."""
-    teams = TEAMS if is_whole else 1
-    return {**p.macros, "KIND": KINDS[p.dtype], "WARPS": WARPS, "TEAMS": teams, "WHOLE": int(is_whole)}
+def _teams(p: Problem, units: int) -> int:
+    """Return how many teams compute all parts of a batch entry; 0 if work-groups share the parts."""
+    teams = MOST_TEAMS if p.lengths[0] == min(LENGTHS) and p.batch <= units else TEAMS
+    return teams if 2 * p.batch >= units or parts_of(p.s)[1] <= ROUNDS * teams else 0
+
+
+def macros_of(p: Problem, teams: int) -> dict[str, Any]:
+    """Return the macros of a program in which so many teams compute all parts of a batch entry, or with 0 one of them.
+    """
+    return {**p.macros, "KIND": KINDS[p.dtype], "WARPS": WARPS, "TEAMS": max(teams, 1), "WHOLE": int(teams > 0)}
 
 
 def parts_of(s: int) -> tuple[int, int]:
@@ -69,10 +76,10 @@ def parts_of(s: int) -> tuple[int, int]:
     return keys, -(-s // keys)
 
 
-def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, is_whole: bool) -> Buffer:
+def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, teams: int) -> Buffer:
     p, (keys, parts) = call.problem, parts_of(call.problem.s)
-    macros, groups, pieces, ended = macros_of(p, is_whole), 1, None, None
-    if not is_whole:
+    macros, groups, pieces, ended = macros_of(p, teams), 1, None, None
+    if not teams:
         groups, ended = parts, device.plans[_counters]()
         pieces = device.empty(Spec((p.batch, parts, p.t, p.lengths[0] + 2), float32)).memory
     warps = macros["TEAMS"] * WARPS
@@ -88,13 +95,14 @@ def _counters(device: Device) -> Any:
     return device.empty_words(MAX_BATCH)
 
 
-def _check(device: Device, dtype: np.dtype, mask: np.dtype | None, length: int, is_whole: bool) -> None:
+def _check(device: Device, dtype: np.dtype, mask: np.dtype | None, length: int, teams: int) -> None:
     """Run a program on small odd arrays between canaries, and compare with NumPy.
 
     Raises:
         BackendError: A result is wrong, or memory outside the results was written.
     """
-    generator, (batch, t, s), scale, position = np.random.default_rng(0), (3, 5, 2 * KEYS + 13), 0.125, KEYS + 5
+    generator, (batch, t), scale, position = np.random.default_rng(0), (3, 5), 0.125, KEYS + 5
+    s = (teams + 1) * KEYS + 13  # in two rounds
     device.plans[_counters]()  # it is kept, so it must not lie between canaries
     stored = []
     for rows in (t, s, s):  # rows are padded with nan that the kernel may not read
@@ -119,7 +127,7 @@ def _check(device: Device, dtype: np.dtype, mask: np.dtype | None, length: int, 
         new_k, new_v = (device.upload(x[:, position].reshape(1, batch, 1, length)) for x in (k, v))
         results = []
         for new in (NewRows(new_k, new_v, position), None):  # counters must be 0 again after the first launch
-            _launch(device, call._replace(new=new), out, lse, is_whole)
+            _launch(device, call._replace(new=new), out, lse, teams)
             results.append((device.download(out).astype(float), device.download(lse)))
         caches = [device.download(x)[:, :, :length] for x in bufs[1:]]
     if not all(np.array_equal(x, y) for x, y in zip(caches, (k, v), strict=True)):
@@ -138,8 +146,8 @@ def _trial(device: Device) -> None:
         BackendError: A program does not build or computes a wrong result.
     """
     for dtype, mask, length in ((bfloat16, bool_, 64), (float16, None, 128), (bfloat16, float32, 128)):
-        for is_whole in (False, True):
-            _check(device, dtype, mask, length, is_whole)
+        for teams in (0, TEAMS, MOST_TEAMS if length == min(LENGTHS) else TEAMS):
+            _check(device, dtype, mask, length, teams)
 
 
 VARIANT = Variant(
