@@ -13,7 +13,7 @@
 // instruction expects pairs from 4 places: their order is free, as long as it is the same for q. Its result has the layout
 // of the first operand of weights @ v, for which two rows of v become pairs by byte permutations.
 //
-// Arrays   q (.., t, D); k, v (.., s, D), whose rows begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s)
+// Arrays   q (.., t, D), not `restrict`, which would let its loads move to before AWAIT_BEFORE; k, v (.., s, D), whose rows begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s)
 //          with layouts <name>_at as in attention_gpu.cl
 //          new_k, new_v (.., D): rows for k and v at `position`; null, and a position of -1, if there are none. Their
 //          layouts are like the others, but the inner axis has length `heads`.
@@ -115,7 +115,7 @@ INLINE void join(Result *r, float sum, float top, float total) {
 }
 
 __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attention_few(
-        __global const T *restrict q, const long4 q_at, __global T *k, const long4 k_at, __global T *v, const long4 v_at,
+        __global const T *q, const long4 q_at, __global T *k, const long4 k_at, __global T *v, const long4 v_at,
         __global const MASK_T *restrict mask, const long4 mask_at, const long mask_step, __global const T *new_k,
         const long4 new_k_at, __global const T *new_v, const long4 new_v_at, const int heads, const int position,
         __global float *pieces, __global volatile int *ended, __global T *restrict out,
@@ -134,12 +134,6 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     new_k += start_of(new_k_at, batch, heads);
     new_v += start_of(new_v_at, batch, heads);
 
-    uint query[K_LOADS][4];  // pairs of a lane's query; those past t are zeros
-    UNROLL for (int i = 0; i < K_LOADS; i++) UNROLL for (int w = 0; w < 4; w++) {
-        const long at = own_row * q_at.w + i * 32 + quarter * 8 + w * 2;
-        const uint pair = pack_pair(LOAD(q, at), LOAD(q, at + 1));
-        query[i][w] = own < t ? pair : 0;
-    }
 #if MASK
     const int rows = mask_at.w == 0 ? 1 : t;  // of the mask, that differ
     uint found_parts = 0;
@@ -155,6 +149,14 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     found_parts = any_of_warp(found_parts);
     if (lane == 0) seen_parts[warp] = found_parts;
 #endif
+    AWAIT_BEFORE();
+    ALLOW_NEXT();
+    uint query[K_LOADS][4];  // pairs of a lane's query; those past t are zeros
+    UNROLL for (int i = 0; i < K_LOADS; i++) UNROLL for (int w = 0; w < 4; w++) {
+        const long at = own_row * q_at.w + i * 32 + quarter * 8 + w * 2;
+        const uint pair = pack_pair(LOAD(q, at), LOAD(q, at + 1));
+        query[i][w] = own < t ? pair : 0;
+    }
 #if MASK && !WHOLE
     SYNC;
     const uint parts_left = PARTS_LEFT;

@@ -25,6 +25,7 @@ KEYS, MAX_PARTS = 128, 32  # keys of a part, unless these would be more parts
 TEAMS, MOST_TEAMS = 2, 4  # of a work-group that computes all parts; as many as registers and local memory hold
 ROUNDS = 2  # of a work-group that computes all parts, unless there are enough work-groups
 PIECE = 8  # numbers of a 16-byte load
+MASK = 6  # the argument that the kernel reads early
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
 
 
@@ -82,8 +83,9 @@ def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, teams: int) ->
     if not teams:
         groups, ended = parts, device.plans[_counters]()
         pieces = device.empty(Spec((p.batch, parts, p.t, p.lengths[0] + 2), float32)).memory
-    warps = macros["TEAMS"] * WARPS
-    device.build(VARIANT.stem, **macros).attention_few(
+    kernel, warps = device.build(VARIANT.stem, **macros).attention_few, macros["TEAMS"] * WARPS
+    kernel.reads_early = () if p.mask is None else (MASK,)
+    kernel(
         (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments, pieces, ended, out.memory,
         call.at[4], lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
     )  # fmt: skip

@@ -10,7 +10,7 @@ import re
 import struct
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ctypes import byref, c_float, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from functools import cached_property, lru_cache, partial
@@ -26,7 +26,7 @@ from polyarr.backends.opencl.runtime.quirks import NVIDIA
 from polyarr.backends.opencl.runtime.source import STRUCTURE
 from polyarr.core.errors import BackendError
 
-ALIGNMENT = 512  # of addresses, in bytes
+ALIGNMENT, ADDRESS_BYTES = 512, 8  # of memory, in bytes; of an address
 FREE_GROUP = 128  # work-items of a group, if that is free
 MAX_SIZES = 4096  # numbers of bytes whose size in the pool is remembered
 # Registers that only OpenCL sets: offsets of groups and work-items (0 here), and the number of groups.
@@ -35,7 +35,10 @@ REGISTERS = {f"%envreg{i}": "0" for i in range(6)} | COUNTS
 REGISTER = re.compile(r"%envreg\d+")
 ENTRY = re.compile(r"\.entry (\w+)")
 MOVE = re.compile(r"mov\.[bu]32\s+(%\w+), %envreg(\d);")
+TARGET = re.compile(r"^\.target sm_(\d+)", re.MULTILINE)
 ADDRESS_SIZE = re.compile(r"^\.address_size \d+$", re.MULTILINE)
+HOPPER = 90  # the first architecture with programmatic dependent launch, whose instructions these are
+AWAIT_BEFORE, ALLOW_NEXT = "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 SLICE = "slice_of_launch"  # the variable in which a launch in slices finds its place
 MAX_GROUPS = 65535  # of a launch along the second and third axis
 CODES = {"i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}  # of struct, by a dtype's kind and size
@@ -235,11 +238,13 @@ class Module:
     Attributes:
         handle: CUDA's module.
         names: The names of its kernels.
+        may_begin_early: Whether its kernels wait for the one before them by themselves.
     """
 
     def __init__(self, cuda: Cuda, text: str, log: str = "") -> None:
         self._cuda, self._text, self._log = cuda, zlib.compress(text.encode()), log
-        self.handle, self.names = cuda.module(ptx_for_cuda(text)), ENTRY.findall(text)
+        self.handle, self.names = cuda.module(ptx_that_waits(ptx_for_cuda(text))), ENTRY.findall(text)
+        self.may_begin_early = is_for_hopper(text)
 
     def get_build_info(self, device: Any, what: Any) -> str:
         """Return the compiler's log, as a program of OpenCL's does."""
@@ -278,6 +283,24 @@ def ptx_for_cuda(text: str) -> str:
     return REGISTER.sub(lambda found: REGISTERS[found[0]], text)
 
 
+def is_for_hopper(text: str) -> bool:
+    """Return whether PTX is for an architecture with programmatic dependent launch."""
+    found = TARGET.search(text)
+    return found is not None and int(found[1]) >= HOPPER
+
+
+def ptx_that_waits(text: str) -> str:
+    """Return PTX whose kernels first wait for the one before them, unless they say themselves when.
+
+    Then a graph may begin a kernel as soon as the work-groups of the one before it have begun.
+    """
+    if not is_for_hopper(text):
+        return text
+    first, *kernels = text.split(".entry ")
+    begin = f"{{\n{AWAIT_BEFORE}\n{ALLOW_NEXT}"
+    return ".entry ".join([first, *(each if AWAIT_BEFORE in each else each.replace("{", begin, 1) for each in kernels)])
+
+
 def ptx_in_slices(text: str) -> str:
     """Return PTX that reads its place in the whole launch from memory, instead of registers of OpenCL's.
 
@@ -301,11 +324,12 @@ class Kernel:
 
     Attributes:
         version: A number that changes with the arguments.
+        may_begin_early: See Module.
     """
 
     def __init__(self, cuda: Cuda, module: Module, name: str) -> None:
         self._cuda, self._launch, self._module, self._name = cuda, cuda.driver.cuLaunchKernel, module, name
-        self.function = cuda.function(module.handle, name)
+        self.function, self.may_begin_early = cuda.function(module.handle, name), module.may_begin_early
         self._layout = cuda.parameters(self.function)
         end = sum(self._layout[-1]) if self._layout else 0
         self._bytes: Any = (c_ubyte * max(end, 1))()
@@ -384,6 +408,12 @@ class Kernel:
             raise CudaError(f"CUDA: argument {i} has {len(value)} bytes; the kernel takes {size}")
         self._bytes[offset : offset + size] = value
         self.version += 1
+
+    def addresses(self, which: Iterable[int] | None = None) -> set[int]:
+        """Return the addresses of memory that are among some arguments, or among all; other numbers may be, too."""
+        places = self._layout if which is None else [self._layout[i] for i in which]
+        found = {int.from_bytes(self._bytes[at : at + size], "little") for at, size in places if size == ADDRESS_BYTES}
+        return found - {0}
 
     def node(self, work: tuple[int, ...], group: tuple[int, ...] | None) -> Node:
         """Return its launch as a node of a graph."""

@@ -1,7 +1,8 @@
-// A test kernel that makes the launch configuration visible, to compare launches of a CUDA graph with plain launches.
+// A test kernel that makes the launch configuration visible, to compare launches of a CUDA graph with plain launches. It
+// takes some microseconds, so that a launch that begins early and does not wait reads what is not written yet.
 //
-// Arrays   sums (global size): every launch multiplies each element by 3 and adds a hash of the work-item's ids, the
-//          launch sizes and the arguments
+// Arrays   sums (global size): every launch multiplies each element by 3 and adds a hash of it, the work-item's ids,
+//          the launch sizes and the arguments
 // Launch   any configuration with as many work-items as sums
 // Params   none
 typedef struct { int first, second, third; } Given;
@@ -18,6 +19,9 @@ __kernel void graph_check(__global uint *sums, const Given given, const float sc
     }
     const size_t row = get_global_id(2) * get_global_size(1) + get_global_id(1);
     const size_t i = row * get_global_size(0) + get_global_id(0);
-    sums[i] = sums[i] * 3 + hash + (uint)(given.first + 10 * given.second + 100 * given.third) + (uint)(4 * scale)
+    const uint before = sums[i];
+    uint slow = before;
+    for (int n = 0; n < 1000; n++) slow = slow * 3 + (slow >> 7);
+    sums[i] = before * 3 + slow + hash + (uint)(given.first + 10 * given.second + 100 * given.third) + (uint)(4 * scale)
             + (uint)number;
 }

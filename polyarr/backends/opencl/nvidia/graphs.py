@@ -3,9 +3,9 @@
 import struct
 import weakref
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_size_t, c_ubyte, c_uint64, c_void_p
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,23 +18,27 @@ from polyarr.backends.opencl.runtime.variants import Variant, is_sound, verdict
 from polyarr.core.errors import BackendError
 
 MIN_LAUNCHES = 8  # launches in a row that are worth a graph
+# CUgraphEdgeData of cuda.h, from port, to port and type: a node begins when the one before it has ended, or
+# programmatically, when all work-groups of that have begun and allow it.
+AT_END, AT_BEGIN = (c_ubyte * 8)(), (c_ubyte * 8)(1, 0, 1)
 
 
 class Graph:
-    """Launches in a row as one CUDA graph, each of which waits for the one before it."""
+    """Launches in a row as one CUDA graph: each waits for the one before it, or begins early and waits by itself."""
 
     def __init__(self, cuda: Cuda, launches: Sequence[BoundCommand]) -> None:
         self._cuda, self._nodes = cuda, list[tuple[Kernel, Any, c_void_p]]()
-        graph, self._made, before = c_void_p(), c_void_p(), None
+        graph, self._made = c_void_p(), c_void_p()
         cuda("cuGraphCreate", byref(graph), 0)
         weakref.finalize(self, _destroyed, cuda, "cuGraphDestroy", graph).atexit = False  # it owns the nodes until then
         for each in launches:
             kernel, node = each.arguments, c_void_p()
             params = kernel.node(each.work, each.group)
-            waits = (c_void_p * 1)(before) if before else None
-            cuda("cuGraphAddKernelNode", byref(node), graph, waits, c_size_t(bool(before)), byref(params))
+            cuda("cuGraphAddKernelNode", byref(node), graph, None, c_size_t(0), byref(params))
             self._nodes.append((kernel, params, node))
-            before = node.value
+        for (before, then), ((*_, first), (*_, second)) in zip(pairwise(launches), pairwise(self._nodes), strict=True):
+            edge = AT_BEGIN if may_begin_early(before, then) else AT_END
+            cuda("cuGraphAddDependencies_v2", graph, byref(first), byref(second), edge, c_size_t(1))
         cuda("cuGraphInstantiateWithFlags", byref(self._made), graph, c_uint64(0))
         weakref.finalize(self, _destroyed, cuda, "cuGraphExecDestroy", self._made).atexit = False
         self._versions = [kernel.version for kernel, _, _ in self._nodes]
@@ -47,6 +51,16 @@ class Graph:
                     self._cuda("cuGraphExecKernelNodeSetParams", self._made, node, byref(params))
                     self._versions[i] = kernel.version
             self._cuda("cuGraphLaunch", self._made, stream.handle)
+
+
+def may_begin_early(before: BoundCommand, then: BoundCommand) -> bool:
+    """Return whether a kernel may begin while the one before it runs: it waits, and reads nothing of it before.
+
+    What it reads before it waits lies in memory that the other one does not get. Later runs bind other memory, but not
+    that of a result to anything else.
+    """
+    early = then.arguments.addresses(then.command.reads_early)
+    return then.arguments.may_begin_early and early.isdisjoint(before.arguments.addresses())
 
 
 def _destroyed(cuda: Cuda, name: str, handle: c_void_p) -> None:

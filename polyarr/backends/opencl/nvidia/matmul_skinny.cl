@@ -90,12 +90,15 @@ INLINE void copy_word(uint to, __global const void *from, int is_used) {
 #else
 #define COPY_SCALES(to, step)
 #endif
-#define COPY(to, step) { \
-        const int y_at = (step) * STEP + lane % PIECES * (STEP / PIECES), x_at = (step) * STEP + lane % X_PIECES * 8; \
-        EACH_OF_Y copy((to) + c * Y_PITCH + lane % PIECES * 16, columns[i] + BYTES_OF(y_at), y_at < k); \
-        EACH_OF_X if (r < m) \
-            copy((to) + X_AT + r * X_PITCH + lane % X_PIECES * 16, x + (long)r * x_row + x_at, x_at < k); \
+#define COPY_WEIGHTS(to, step) { \
+        const int at = (step) * STEP + lane % PIECES * (STEP / PIECES); \
+        EACH_OF_Y copy((to) + c * Y_PITCH + lane % PIECES * 16, columns[i] + BYTES_OF(at), at < k); \
         COPY_SCALES(to, step) \
+    }
+#define COPY_X(to, step) { \
+        const int at = (step) * STEP + lane % X_PIECES * 8; \
+        EACH_OF_X if (r < m) \
+            copy((to) + X_AT + r * X_PITCH + lane % X_PIECES * 16, x + (long)r * x_row + at, at < k); \
     }
 
 #if BITS
@@ -170,8 +173,12 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
     __global const Y_T *columns[ALL_COLUMNS * PIECES / 32];
     EACH_OF_Y columns[i] = (c < COLUMNS ? y : up) + y_start + (long)COLUMN(c) * y_row;
 
+    UNROLL for (int s = 0; s < STAGES; s++)
+        if (warp + s * WARPS < steps) COPY_WEIGHTS(address + s * STAGE_BYTES, warp + s * WARPS)
+    AWAIT_BEFORE();
+    if (!BITS) ALLOW_NEXT();  // with BITS it is bound by instructions, which work-groups that wait would delay
     UNROLL for (int s = 0; s < STAGES; s++) {
-        if (warp + s * WARPS < steps) COPY(address + s * STAGE_BYTES, warp + s * WARPS)
+        if (warp + s * WARPS < steps) COPY_X(address + s * STAGE_BYTES, warp + s * WARPS)
         COMMIT();
     }
     float sum[ALL_TILES][TILES_OF_ROWS][4];
@@ -209,7 +216,10 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
             }
         }
         AWAIT_WARP();
-        if (step + STAGES * WARPS < steps) COPY(address + stage * STAGE_BYTES, step + STAGES * WARPS)
+        if (step + STAGES * WARPS < steps) {
+            COPY_WEIGHTS(address + stage * STAGE_BYTES, step + STAGES * WARPS)
+            COPY_X(address + stage * STAGE_BYTES, step + STAGES * WARPS)
+        }
         COMMIT();
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

@@ -7,6 +7,7 @@ import numpy as np
 
 from polyarr.backends.opencl.gemm.product import Arrays, Copies, Epilogue, Plan, Problem, blocks_in
 from polyarr.backends.opencl.nvidia.product_check import check
+from polyarr.backends.opencl.runtime.commands import Kernel
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.program import types
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
@@ -19,6 +20,7 @@ TILE, PIECE = 16, 8  # columns of a tile, and numbers of a 16-byte load
 STEPS = {16: 64, 8: 128, 4: 128}  # of k, for a warp, by the bits of a number of the weight
 MANY_COLUMNS, VERY_MANY, FEW = 48, 96, 20  # columns of a weight, per multiprocessor
 ROWS = 32  # of a work-group, but for the largest weights
+WEIGHTS = 1, 2, 3, 6, 7, 8  # the arguments that the kernel reads early, or may
 
 
 def shape_of(n: int, k: int, rows: int, bits: int, units: int) -> dict[str, int]:
@@ -76,8 +78,15 @@ def macros_of(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dic
     return {**epilogue.macros(dtype), "GATED": 0, "BITS": 0, "IN_BLOCKS": 0, **named, **shape, "KIND": KINDS[dtype]}
 
 
+def kernel_of(device: Device, macros: dict[str, Any]) -> Kernel:
+    """Return the kernel with these macros."""
+    kernel = device.build("matmul_skinny", **macros).matmul
+    kernel.reads_early = WEIGHTS
+    return kernel
+
+
 def _launch(device: Device, macros: dict[str, Any], p: Problem) -> Plan:
-    kernel, (work, group) = device.build("matmul_skinny", **macros).matmul, work_of(p.m, p.n, macros)
+    kernel, (work, group) = kernel_of(device, macros), work_of(p.m, p.n, macros)
     scalars = p.m, p.n, p.k, p.x.kept, p.y.kept
 
     def launch(arrays: Arrays, x_start: int, y_start: int) -> None:

@@ -11,7 +11,7 @@ from polyarr.backends.opencl.gemm.dequantize import Quantized
 from polyarr.backends.opencl.gemm.gated_linear import Layer
 from polyarr.backends.opencl.gemm.product import Epilogue
 from polyarr.backends.opencl.nvidia import skinny, skinny_quantized
-from polyarr.backends.opencl.nvidia.skinny import checked_rows, shape_of, work_of
+from polyarr.backends.opencl.nvidia.skinny import checked_rows, kernel_of, shape_of, work_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, row_major
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
@@ -56,7 +56,7 @@ def _launch(device: Device, macros: dict[str, Any], x: Buffer, gate: Layer, up: 
     (rows, k), (n, pitch) = x.shape, gate.weight.shape
     out = device.empty(Spec((rows, n), x.dtype))
     first, second = ([a and a.memory for a in layer] if layer else [None] * 3 for layer in (gate, up))
-    device.build("matmul_skinny", **macros).matmul(
+    kernel_of(device, macros)(
         *work_of(rows, n, macros), x.memory, *first, out.memory, None, *second, 0, 0, rows, n, k, k, pitch
     )
     return out

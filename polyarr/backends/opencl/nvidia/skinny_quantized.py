@@ -9,7 +9,15 @@ from polyarr.backends.opencl.gemm.dequantize import Quantized, layer_macros
 from polyarr.backends.opencl.gemm.gated_linear import Layer
 from polyarr.backends.opencl.gemm.product import Epilogue
 from polyarr.backends.opencl.nvidia.product_check import agree
-from polyarr.backends.opencl.nvidia.skinny import KINDS, MAX_ROWS, MIN_COLUMNS, checked_rows, shape_of, work_of
+from polyarr.backends.opencl.nvidia.skinny import (
+    KINDS,
+    MAX_ROWS,
+    MIN_COLUMNS,
+    checked_rows,
+    kernel_of,
+    shape_of,
+    work_of,
+)
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.variants import Variant, is_sound, is_sound_program
@@ -56,7 +64,7 @@ def _launch(
     out: Buffer,
 ) -> Buffer:  # fmt: skip
     rows, n, k = x.shape[0], weight.n, weight.k
-    device.build("matmul_skinny", **macros).matmul(
+    kernel_of(device, macros)(
         *work_of(rows, n, macros), x.memory, codes.memory, scale.memory, bias.memory, out.memory, None, None, None,
         None, 0, 0, rows, n, k, k, k * weight.bits // 8,
     )  # fmt: skip

@@ -25,6 +25,11 @@ APPROXIMATIONS = {
     "APPROXIMATE_EXP2(v, x)": 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
     "APPROXIMATE_RECIPROCAL(v, x)": 'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
 }
+# For kernels that begin while the one before them ends: see driver.py.
+DEPENDENT_LAUNCH = {
+    "AWAIT_BEFORE()": f'asm volatile("{driver.AWAIT_BEFORE}" ::: "memory")',
+    "ALLOW_NEXT()": f'asm volatile("{driver.ALLOW_NEXT}" ::: "memory")',
+}
 
 
 class Nvidia(Vendor):
@@ -45,7 +50,8 @@ class Nvidia(Vendor):
         if not features.architecture:
             return {}
         has_bfloat16 = features.architecture >= 80  # Ampere
-        return APPROXIMATIONS | ({"ROUND_TO_BFLOAT16(bits, v)": ROUND_TO_BFLOAT16} if has_bfloat16 else {})
+        found = APPROXIMATIONS | ({"ROUND_TO_BFLOAT16(bits, v)": ROUND_TO_BFLOAT16} if has_bfloat16 else {})
+        return found | (DEPENDENT_LAUNCH if features.architecture >= driver.HOPPER else {})
 
     def diagnose(self, device: Any) -> list[tuple[str, str]]:
         return driver.diagnose(device)

@@ -22,6 +22,7 @@ class FakeCuda:
         refuses: A function that fails.
         room: Bytes that can be allocated.
         graphs: The launches of each graph.
+        edges: The data of the edges between them.
         launched: The number of graphs that were launched.
         is_sound: Whether graphs pass their check.
     """
@@ -34,7 +35,7 @@ class FakeCuda:
         self.log, self.refuses, self.room, self.launched = list[str](), "", 1 << 40, 0
         self.memory = dict[int, Any]()  # OpenCL's buffers of memory of the host, by address
         self.programs, self.kernels = list[Any](), list[tuple[Any, list[int]]]()
-        self.graphs, self._place = list[list[Any]](), 0
+        self.graphs, self.edges, self._place = list[list[Any]](), list[bytes](), 0
         self.driver = SimpleNamespace(cuLaunchKernel=self.cuLaunchKernel)
 
     def __call__(self, name: str, *args: Any) -> None:
@@ -168,10 +169,13 @@ class FakeCuda:
         graph._obj.value = len(self.graphs)
 
     def cuGraphAddKernelNode(self, node: Any, graph: Any, waits: Any, count: Any, params: Any) -> None:  # noqa: N802
-        made = self.graphs[graph.value - 1]
-        assert count.value == min(len(made), 1) and (not made or waits[0] == len(made)), "each waits for the last"
-        made.append(self._copied(params._obj))
-        node._obj.value = len(made)
+        assert waits is None and count.value == 0
+        self.graphs[graph.value - 1].append(self._copied(params._obj))
+        node._obj.value = len(self.graphs[graph.value - 1])
+
+    def cuGraphAddDependencies_v2(self, graph: Any, before: Any, node: Any, edge: Any, count: Any) -> None:  # noqa: N802
+        assert count.value == 1 and node._obj.value == before._obj.value + 1, "each waits for the last"
+        self.edges.append(bytes(edge))
 
     def cuGraphInstantiateWithFlags(self, made: Any, graph: Any, flags: Any) -> None:  # noqa: N802
         made._obj.value = graph.value

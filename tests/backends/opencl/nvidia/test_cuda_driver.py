@@ -119,6 +119,28 @@ def test_the_ptx_reads_what_cuda_sets() -> None:
         driver.ptx_for_cuda("mov.u32 %r1, %envreg10;")
 
 
+KERNELS = """.version 8.7
+.target sm_{}
+.visible .entry first(.param .u64 x)
+.reqntid 32, 1, 1
+{{
+ld.param.u64 %rd1, [x];
+}}
+.visible .entry second(.param .u64 x) {{
+prefetch.global.L2 [%rd1];
+griddepcontrol.wait;
+}}"""
+
+
+def test_kernels_wait_first_where_they_may_begin_early() -> None:
+    found = driver.ptx_that_waits(KERNELS.format("90a"))
+    assert found.splitlines()[4:8] == ["{", driver.AWAIT_BEFORE, driver.ALLOW_NEXT, "ld.param.u64 %rd1, [x];"]
+    assert found.count(driver.AWAIT_BEFORE) == 2, "the other one has its own, behind what it does early"
+    assert driver.is_for_hopper(found)
+    older = KERNELS.format("86")
+    assert driver.ptx_that_waits(older) == older and not driver.is_for_hopper(older)
+
+
 def test_a_launch_that_fails_names_the_kernel(fake: Any) -> None:
     x = pa.ones(3)
     fake.refuses = "cuLaunchKernel"

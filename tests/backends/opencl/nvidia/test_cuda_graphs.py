@@ -135,6 +135,17 @@ def test_a_graph_that_fails_later_names_the_device(played):
     played.refuses = ""
 
 
+@pytest.mark.parametrize(("is_hopper", "reads_early", "edge"), [
+    (False, (), graphs.AT_END), (True, (), graphs.AT_BEGIN), (True, (0,), graphs.AT_END), (True, (3,), graphs.AT_BEGIN),
+])  # fmt: skip
+def test_kernels_begin_early_but_those_that_read_what_is_being_written(fake, monkeypatch, is_hopper, reads_early, edge):
+    monkeypatch.setattr(driver, "is_for_hopper", lambda text: is_hopper)
+    kernel, (_, listed) = graphs.chain(fake.device)
+    kernel.reads_early = reads_early  # argument 0 is the memory that each launch changes, 3 a number
+    graphs.Graph(fake.device.driver.cuda, listed)
+    assert fake.edges == [bytes(edge)] * (len(listed) - 1)
+
+
 def a_change_that_is_not_noted(patch):
     never = property(lambda self: 0, lambda self, value: None)
     patch.setattr(driver.Kernel, "version", never, raising=False)
@@ -171,3 +182,15 @@ def test_a_real_driver_gives_the_same(backend):
     compiled, args = pa.compile(step), arrays()
     expected = bits(in_a_row(step, *args, 6))
     assert bits(in_a_row(compiled, *args, 6)) == expected
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_the_check_sees_kernels_that_begin_early_and_do_not_wait(backend, monkeypatch):
+    home = backend.home
+    if type(home.driver) is not driver.CudaDriver or home.features.architecture < driver.HOPPER:
+        pytest.skip("needs NVIDIA's driver and a GPU from Hopper on")
+    real = driver.ptx_that_waits
+    monkeypatch.setattr(driver, "ptx_that_waits", lambda text: real(text).replace(driver.AWAIT_BEFORE, ""))
+    (made,) = opencl_modules("device")
+    with pytest.raises(BackendError, match="a graph gave other results than launches one by one"):
+        graphs.check(made.Device(home.cl_device, "opencl:9"))
