@@ -69,15 +69,16 @@ def forward(
 
 def forward_storing(
     device: Device, out: Spec, q: Buffer, k: Buffer, v: Buffer, mask: Buffer | None,
-    key: int, counter: int, values: tuple[Buffer, ...], position: int, *,
+    key: int, counter: int, values: tuple[Buffer, ...], position: int, place: Buffer | None = None, *,
     causal: bool, scale: float, dropout_rate: float, precision: str = "highest",
 ) -> Any:  # fmt: skip
     """Store a row in k and one in v, parts of a cache that nothing else reads, and return what `forward` does.
 
-    `values` are these rows, (1, B, H, 1, D) each, or both in one array.
+    `values` are these rows, (1, B, H, 1, D) each, or both in one array. `place` holds the position, int32 (1,), for
+    kernels that read it from memory.
     """
     new_k, new_v = [_with_unit_step(device, _part(x, i)) for x in values for i in range(x.shape[0])]
-    new = NewRows(new_k, new_v, position)
+    new = NewRows(new_k, new_v, position, place)
     numbers = causal, scale, dropout_rate, precision
     result = device.empty(out) if _is_by_heads(q) else _by_rows(device, out.shape, out.dtype)
     call = _call(device, out.shape[:-2], (q, k, v, mask), (result,), 0, 0, *numbers)._replace(new=new)

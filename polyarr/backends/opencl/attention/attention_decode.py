@@ -33,7 +33,15 @@ def accepts(p: Problem) -> bool:
 
 def can_store(device: Device) -> bool:
     """Return whether there are kernels for a device that store new rows, although they may decline some calls."""
-    return device.geometry.kind == "cpu" or any(v.may_suit(device.features) for v in device.vendor.few_queries)
+    return device.geometry.kind == "cpu" or reads_places(device)
+
+
+def reads_places(device: Device) -> bool:
+    """Return whether those kernels read a position from memory.
+
+    Then a replay sets it once, not in the launches of all layers.
+    """
+    return any(variant.may_suit(device.features) for variant in device.vendor.few_queries)
 
 
 def forward(device: Device, call: Call, out: Buffer) -> Any:

@@ -60,11 +60,12 @@ class Problem(NamedTuple):
 
 
 class NewRows(NamedTuple):
-    """Rows (B, H, 1, D) that are to be stored in k and v, and their position."""
+    """Rows (B, H, 1, D) that are to be stored in k and v, and their position: a number, and an int32 (1,) if needed."""
 
     k: Buffer
     v: Buffer
     position: int
+    place: Buffer | None
 
 
 class Call(NamedTuple):
@@ -94,7 +95,7 @@ class Call(NamedTuple):
         """The arguments for new rows, of kernels that can store some."""
         if self.new is None:
             return NO_ROWS
-        k, v, position = self.new
+        k, v, position, _ = self.new
         at = [layout(row.offset, row.strides[0], row.strides[1], 0) for row in (k, v)]
         return k.memory, at[0], v.memory, at[1], k.shape[1], position
 

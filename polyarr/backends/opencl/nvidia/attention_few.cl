@@ -15,7 +15,7 @@
 //
 // Arrays   q (.., t, D), not `restrict`, which would let its loads move to before AWAIT_BEFORE; k, v (.., s, D), whose rows begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s)
 //          with layouts <name>_at as in attention_gpu.cl
-//          new_k, new_v (.., D): rows for k and v at `position`; null, and a position of -1, if there are none. Their
+//          new_k, new_v (.., D): rows for k and v at the position in `place`; all are null if there are none. Their
 //          layouts are like the others, but the inner axis has length `heads`.
 //          lse (batch, t) of float: the logarithm of the sum of the exponentials; inf if every key is masked
 //          pieces (batch, parts, t, D + 2) of float: results of parts: the weighted sum of v, the largest score, and the
@@ -117,7 +117,7 @@ INLINE void join(Result *r, float sum, float top, float total) {
 __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attention_few(
         __global const T *q, const long4 q_at, __global T *k, const long4 k_at, __global T *v, const long4 v_at,
         __global const MASK_T *restrict mask, const long4 mask_at, const long mask_step, __global const T *new_k,
-        const long4 new_k_at, __global const T *new_v, const long4 new_v_at, const int heads, const int position,
+        const long4 new_k_at, __global const T *new_v, const long4 new_v_at, const int heads, __global const int *place,
         __global float *pieces, __global volatile int *ended, __global T *restrict out,
         const long4 out_at, __global float *restrict lse, const long inner, const int t, const int s,
         const int keys_per_part, const int parts, const float scale) {
@@ -125,7 +125,7 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     __local uint seen_parts[TEAMS * WARPS], is_last;
     const int lane = get_local_id(0), warp = get_local_id(1), own = lane / 4, quarter = lane % 4;
     const int team = warp / WARPS, flat = warp * 32 + lane, own_row = MIN(own, t - 1);
-    const int batch = get_group_id(1);
+    const int batch = get_group_id(1), position = place ? *place : -1;
     q += start_of(q_at, batch, inner);
     k += start_of(k_at, batch, inner);
     v += start_of(v_at, batch, inner);

@@ -25,7 +25,7 @@ KEYS, MAX_PARTS = 128, 32  # keys of a part, unless these would be more parts
 TEAMS, MOST_TEAMS = 2, 4  # of a work-group that computes all parts; as many as registers and local memory hold
 ROUNDS = 2  # of a work-group that computes all parts, unless there are enough work-groups
 PIECE = 8  # numbers of a 16-byte load
-MASK = 6  # the argument that the kernel reads early
+MASK, PLACE = 6, 14  # the arguments that the kernel reads early
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
 
 
@@ -34,7 +34,7 @@ def plan(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | None:
     p, new = call.problem, call.new
     if not accepts(p) or not is_sound(device, VARIANT):
         return None
-    if new is not None and not all(_is_readable(row, p.dtype) for row in new[:2]):
+    if new is not None and not (new.place and all(_is_readable(row, p.dtype) for row in new[:2])):
         return None
     teams = _teams(p, device.features.compute_units)
     check = partial(_check, device, p.dtype, p.mask, p.lengths[0], teams)
@@ -84,10 +84,11 @@ def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, teams: int) ->
         groups, ended = parts, device.plans[_counters]()
         pieces = device.empty(Spec((p.batch, parts, p.t, p.lengths[0] + 2), float32)).memory
     kernel, warps = device.build(VARIANT.stem, **macros).attention_few, macros["TEAMS"] * WARPS
-    kernel.reads_early = () if p.mask is None else (MASK,)
+    kernel.reads_early = (PLACE,) if p.mask is None else (MASK, PLACE)
+    place = call.new and call.new.place and call.new.place.memory
     kernel(
-        (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments, pieces, ended, out.memory,
-        call.at[4], lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
+        (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments[:-1], place, pieces, ended,
+        out.memory, call.at[4], lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
     )  # fmt: skip
     return lse
 
@@ -127,8 +128,9 @@ def _check(device: Device, dtype: np.dtype, mask: np.dtype | None, length: int, 
         numbers = batch, t, s, 0, scale, 0, 0, given.memory, given.memory, 0, 1.0
         call = Call(p, (*bufs, given), (*at[:3], layout(0, 0, 0, s), at[3]), numbers)
         new_k, new_v = (device.upload(x[:, position].reshape(1, batch, 1, length)) for x in (k, v))
+        place = device.upload(np.array([position], np.int32))
         results = []
-        for new in (NewRows(new_k, new_v, position), None):  # counters must be 0 again after the first launch
+        for new in (NewRows(new_k, new_v, position, place), None):  # counters must be 0 again after the first launch
             _launch(device, call._replace(new=new), out, lse, teams)
             results.append((device.download(out).astype(float), device.download(lse)))
         caches = [device.download(x)[:, :, :length] for x in bufs[1:]]

@@ -2,15 +2,17 @@
 
 from typing import NamedTuple
 
+from polyarr import ops
 from polyarr.backends.opencl.attention import attention, attention_decode
 from polyarr.backends.opencl.copying import shape
 from polyarr.backends.opencl.copying.copy import duplicate
+from polyarr.backends.opencl.elementwise.elementwise import launch
 from polyarr.backends.opencl.replay.steps import Steps, launcher_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.table import following
 from polyarr.core.program import Program, Step
-from polyarr.core.spec import Spec
+from polyarr.core.spec import Spec, int32
 
 
 class Update(NamedTuple):
@@ -35,7 +37,7 @@ def fuse_stored_rows(device: Device, program: Program) -> Program:
     """
     if not attention_decode.can_store(device):
         return program
-    steps = Steps(program)
+    steps, places = Steps(program), _Places(device, program)
     for n, step in enumerate(program.steps):
         if launcher_of(step) is attention.forward and not step.params["causal"] and not step.params["dropout_rate"]:
             cache, other = [_cache_of(steps, v, i) for i, v in enumerate(step.inputs[2:4])]
@@ -43,16 +45,46 @@ def fuse_stored_rows(device: Device, program: Program) -> Program:
                 continue
             update = _update_of(steps, cache)
             if update is not None:
-                _fuse(device, program, steps, n, update)
-    return steps.program()
+                _fuse(device, program, steps, n, update, places)
+    return places.added_to(steps.program())
 
 
-def _fuse(device: Device, program: Program, steps: Steps, n: int, update: Update) -> None:
-    places = [program.steps.index(steps.maker(v)) for v in update.caches]
-    first, last, step = (program.steps[m] for m in (places[0], places[-1], n))
+class _Places:
+    """Steps that write positions to memory, once for all attentions that store rows there."""
+
+    def __init__(self, device: Device, program: Program) -> None:
+        self._device, self._program, self._steps = device, program, dict[int, Step]()
+
+    def of(self, position: int, step: Step) -> tuple[int, ...]:
+        """Return the slot of the place of a position, for a step; none if kernels take the number."""
+        if not attention_decode.reads_places(self._device):
+            return ()
+        if position not in self._steps:
+            spec = self._program.size + 2 * len(self._steps)
+            call = following(self._device, _written)
+            made = step._replace(op=ops.fill, part="kernel", call=call, inputs=(spec, position), params={})
+            self._steps[position] = made._replace(outputs=spec + 1)
+        return (self._steps[position].outputs,)
+
+    def added_to(self, program: Program) -> Program:
+        """Return the program with these steps."""
+        specs = {step.inputs[0]: Spec((1,), int32) for step in self._steps.values()}
+        return program._replace(
+            steps=(*self._steps.values(), *program.steps), size=program.size + 2 * len(specs),
+            constants=program.constants | specs, specs=program.specs | {v + 1: spec for v, spec in specs.items()},
+        )  # fmt: skip
+
+
+def _written(device: Device, out: Spec, position: int) -> Buffer:
+    return launch(device, out, position)
+
+
+def _fuse(device: Device, program: Program, steps: Steps, n: int, update: Update, places: _Places) -> None:
+    updates = [program.steps.index(steps.maker(v)) for v in update.caches]
+    first, last, step = (program.steps[m] for m in (updates[0], updates[-1], n))
     copy = last._replace(call=following(device, _copied), inputs=first.inputs[:2], params={})
-    steps.join(places[-1], places[:-1], copy)
-    inputs = *step.inputs, tuple(update.values), update.position
+    steps.join(updates[-1], updates[:-1], copy)
+    inputs = *step.inputs, tuple(update.values), update.position, *places.of(update.position, step)
     steps.join(n, [], step._replace(call=following(device, attention.forward_storing), inputs=inputs))
 
 

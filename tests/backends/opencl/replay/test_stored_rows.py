@@ -77,6 +77,30 @@ def test_rows_that_rotary_tables_turned_are_stored(programs):
     assert stores(programs[0]) == (1, 1)
 
 
+def two_layers(layers, x, caches, position):
+    for layer, cache in zip(layers, caches, strict=True):
+        x = layer(x, cache=cache, position=position)
+    return x
+
+
+def test_a_position_is_written_to_memory_once_for_all_layers(programs, monkeypatch):
+    """For kernels that read it there; the others, which compute here, take the number beside it."""
+    monkeypatch.setattr(attention_decode, "reads_places", lambda _: True)
+    pa.random.seed(2)
+    layers = [MultiHeadAttention(32, 2, head_size=64).eval() for _ in range(2)]
+    compiled = pa.compile(two_layers, donate=("caches",))
+    caches = [[layer.cache(1, 8) for layer in layers] for _ in range(2)]
+    for position in (0, 1, 2, 7):
+        x = pa.random.normal((1, 1, 32))
+        expected = two_layers(layers, x, caches[0], position)
+        np.testing.assert_array_equal(compiled(layers, x, caches[1], position).numpy(), expected.numpy())
+    (program,) = programs
+    first, *others = program.steps
+    storing = [step for step in others if getattr(step.call, "__wrapped__", None) is attention.forward_storing]
+    assert first.op is ops.fill and program.specs[first.outputs].shape == (1,)
+    assert [step.inputs[-1] for step in storing] == [first.outputs] * 2
+
+
 def of_equal_keys_and_values(layer, x, cache, position):
     rows = layer.qkv(x)[..., :64].reshape(1, 1, 1, 64)
     cache.put(rows, rows, position)
