@@ -315,7 +315,8 @@ class Batch:
 
     def _reuse(self, text: _Text) -> int:
         """Copy the chunks with which a prompt and the prompt of a row begin; return the number of their tokens."""
-        most = 0 if text.echo else _reusable(text)
+        if not (most := 0 if text.echo else _reusable(text)):
+            return 0
         sizes = [_common(text.prompt[:most], prefix) // CHUNK * CHUNK for prefix in self._prefixes]
         if size := max(sizes):
             self._copy(self._own, self._caches, sizes.index(size), self._span(size))
