@@ -80,8 +80,10 @@ class Captured(NamedTuple):
             if self.draws:
                 random.release(state, self.draws)
             raise
-        for i, at, spec in self.effects:
-            arguments[i].rebind(Array(self.backend, outputs[at], spec))
+        backend = self.backend
+        for i, at, spec in self.effects:  # likewise: nothing captures or reads handles here
+            a = arguments[i]
+            a.backend, a.buf, a.spec, a.node = backend, outputs[at], spec, None
         return self.value(outputs)
 
     def outputs(self, inputs: list[Any]) -> list[Any]:

@@ -543,7 +543,7 @@ class CudaDriver:
         return kernel.launch(queue, work, group)
 
     @staticmethod
-    def set_number(kernel: Kernel, i: int, value: Any, dtype: np.dtype | None) -> None:
+    def set_number(kernel: Kernel, i: int, dtype: np.dtype | None, value: Any) -> None:
         """Set an argument, a scalar converted to its type."""
         kernel.set_number(i, value, dtype)
 

@@ -130,7 +130,7 @@ def check(device: Device) -> None:
         device.write_words(memory, np.zeros(ITEMS, np.int32))
         for turn in range(3):
             for n, each in enumerate(listed):
-                kernel.set_number(each.arguments, 3, turn + n)
+                kernel.setter(each.arguments, 3)(turn + n)
             commands.repeat(listed)
         found.append(device.read_words(memory, ITEMS))
     if not listed.plan:

@@ -1,10 +1,10 @@
 """The later runs of a recorded program: its commands are enqueued again, with the memory and scalars of each run."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import compress, pairwise, repeat
-from operator import attrgetter
+from itertools import compress, count, pairwise, repeat
+from operator import attrgetter, ne
 from sys import getrefcount
 from typing import Any, NamedTuple, cast
 
@@ -53,7 +53,7 @@ class RecordedRun:
         scalars: Index and slot of the outputs that are scalars, or whose offset is one.
         commands: The recorded commands, by number.
         lists: The commands to enqueue, by those that are left out.
-        settings: Setter, arguments object, index and slot of each scalar argument.
+        settings: Setter and slot of each scalar argument.
         input_regions: The regions of inputs.
         overwrites: The inputs that may be overwritten, and by what.
         fresh: The regions of outputs, in new memory or in an input's.
@@ -82,8 +82,8 @@ class RecordedRun:
         self._scalars = [(i, self._slot(number)) for i, number in scalars if isinstance(number, Number)]
         self._fixed, self._fresh_refs = [ref.memory for ref in fixed], fresh
         self._regions = {ref: Region(ref.nbytes) for ref in (*inputs, *fresh, recording.fault[0])}
-        count = Counter(inputs)
-        donated = {ref: size for ref, size in first.donated.items() if count[ref] == 1 and ref not in array_refs}
+        given = Counter(inputs)
+        donated = {ref: size for ref, size in first.donated.items() if given[ref] == 1 and ref not in array_refs}
         self._sharing = MemorySharing(recording.recorded, donated, fresh)
         over = self._sharing.over
         self._input_regions = [self._regions[ref] for ref in inputs]
@@ -94,7 +94,7 @@ class RecordedRun:
         self._lists: dict[frozenset[int], CommandList] = {}
         self._last: Arrangement | None = None
         self._where = list[int]()
-        self._settings: list[tuple[Any, ...]] = []
+        self._settings: list[tuple[Callable[[Any], None], int]] = []
         self._blocks, self._sizes = list[Block](), list[int]()
         self._marked: list[_Marked] = []
         self._is_bound = False
@@ -118,8 +118,8 @@ class RecordedRun:
                 region.bind(memories[at])
             self._last, self._where = found, [region.handle for region in found.regions]
         self._rebind(found.regions, memories, [*handles, *map(HANDLE, memories[len(handles) :])])
-        for set_number, subject, i, slot in self._settings:
-            set_number(subject, i, values[slot])
+        for set_number, slot in self._settings:
+            set_number(values[slot])
         device.commands.repeat(found.commands)
         results = [memories[at] for at in found.results]
         if device.commands.is_marked:
@@ -159,7 +159,7 @@ class RecordedRun:
         if handles == self._where:
             return
         last, self._last = self._last, None  # in case of an exception in between
-        for n in [n for n, (handle, before) in enumerate(zip(handles, self._where, strict=True)) if handle != before]:
+        for n in [*compress(count(), map(ne, handles, self._where))]:
             if regions[n].handle != handles[n]:
                 regions[n].bind(memories[n])
         self._where, self._last = handles, last
@@ -212,7 +212,7 @@ class RecordedRun:
 
     def _bind(self) -> None:
         """Bind constant arguments, and note where the others are. Runs once."""
-        commands, settings = dict[int, BoundCommand](), list[tuple[Any, ...]]()
+        commands, settings = dict[int, BoundCommand](), list[tuple[Callable[[Any], None], int]]()
         uses = defaultdict[MemoryRef, Uses](list)
         marked = self._placed_marks() if self._device.commands.is_marked else {}
         self._marked = [*marked.values()]
@@ -228,7 +228,7 @@ class RecordedRun:
             commands[n] = BoundCommand(enqueue, subject, recorded.work, recorded.group, recorded.command, note, of)
             for i, arg in enumerate(recorded.args):
                 if isinstance(arg, Number):
-                    settings.append((cast("Kernel", recorded.command).set_number, subject, i, self._slot(arg)))
+                    settings.append((cast("Kernel", recorded.command).setter(subject, i), self._slot(arg)))
                 elif type(arg) is MemoryRef and arg.memory is None:
                     uses[self._sharing.home(arg)].append((subject, i))
         for ref, region in self._regions.items():

@@ -364,16 +364,16 @@ class Kernel(Command):
         """Return the function that enqueues it, and its arguments, which are a kernel object of their own."""
         own = self._commands.driver.kernel(self.program, self.name)
         for i, arg in enumerate(args):
-            self.set_number(own, i, arg)
+            self.setter(own, i)(arg)
         return self._commands.driver.again(own, work, group), own
 
     def submit_to(self, queue: Any, work: Any, group: Any, arguments: Any) -> Any:
         """Launch the kernel with arguments of `repeated` in this queue, without recording or observing it."""
         return self._commands.driver.relaunch(queue, arguments, work, group)
 
-    def set_number(self, own: Any, i: int, value: Any) -> None:
-        """Set an argument, a scalar converted to its type."""
-        self._commands.driver.set_number(own, i, value, self.arguments[i] if self.arguments else None)
+    def setter(self, own: Any, i: int) -> Callable[[Any], None]:
+        """Return a function that sets an argument of a kernel of `repeated`, a scalar converted to its type."""
+        return partial(self._commands.driver.set_number, own, i, self.arguments[i] if self.arguments else None)
 
     def refused(self, work: tuple[int, ...] | None, group: tuple[int, ...] | None, error: Exception) -> BackendError:
         """Return the error to raise if the device refuses the kernel."""

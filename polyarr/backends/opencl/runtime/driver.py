@@ -141,7 +141,7 @@ class OpenCL:
         return cl.enqueue_nd_range_kernel(queue, kernel, work, group)
 
     @staticmethod
-    def set_number(kernel: Any, i: int, value: Any, dtype: np.dtype | None) -> None:
+    def set_number(kernel: Any, i: int, dtype: np.dtype | None, value: Any) -> None:
         """Set an argument; a scalar is converted to its type as PyOpenCL would."""
         if value is None:
             kernel._set_arg_null(i)  # PyOpenCL 2025 refuses None in set_arg
