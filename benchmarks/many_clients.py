@@ -4,9 +4,9 @@
                                       [--clients 1 8 32 64] [--tokens N] [--turns 3] [--stream]
 
 A server of random weights runs in this process, clients in another one. Each client asks for one text after a prompt of
-20 tokens, sampled (temperature 0.8, top_k 50), all at the same time; a turn is timed from before the first request to
-after the last answer, and the numbers of clients alternate. With --stream, answers come as events, and the time to the
-first event is shown: the median and the 95th percentile of all clients.
+20 tokens, sampled (temperature 0.8, top_k 50), all at the same time; no EOS token ends one. A turn is timed from before
+the first request to after the last answer, and the numbers of clients alternate. With --stream, answers come as events,
+and the time to the first event is shown: the median and the 95th percentile of all clients.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PROMPT = 20  # tokens before each text
 async def ask(port, tokens, seed, is_stream):
     """Ask for a text; return the number of its tokens, and the seconds to the first byte of the answer's body."""
     asked = {"model": "m", "prompt": [*range(PROMPT)], "max_tokens": tokens, "seed": seed, "stream": is_stream}
-    body = json.dumps({**asked, "temperature": 0.8, "top_k": 50, "stop": []}).encode()
+    body = json.dumps({**asked, "temperature": 0.8, "top_k": 50, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     began = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -49,7 +49,9 @@ async def ask(port, tokens, seed, is_stream):
         return tokens, seconds
     if b"error" in answer:
         sys.exit(f"the server answers: {answer.decode()}")
-    return json.loads(answer)["usage"]["completion_tokens"], seconds
+    if (count := json.loads(answer)["usage"]["completion_tokens"]) != tokens:
+        sys.exit(f"a text has {count} tokens; it must have {tokens}")
+    return count, seconds
 
 
 async def turn(port, clients, tokens, seed, is_stream):

@@ -82,6 +82,7 @@ class CompletionRequest:
         echo: Texts of the tokens of `prompts`, if the answer begins with them; else None.
         grammar: Grammar of the texts, or None.
         tools: Tools that the answer may call, or None.
+        ignores_ends: Whether end tokens end no text.
         id: Id of the answer.
         created: Unix time of the request.
     """
@@ -102,6 +103,7 @@ class CompletionRequest:
     echo: list[list[str]] | None = None
     grammar: str | None = None
     tools: Tools | None = None
+    ignores_ends: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -159,6 +161,7 @@ def read(
         echo or None,
         grammar,
         tools,
+        _ignores_ends(fields, grammar),
     )
 
 
@@ -248,6 +251,15 @@ def _max_tokens(fields: dict[str, Any], length: int, is_chat: bool, longest: int
         text = f"{length} tokens, and {wanted} are to follow; together there may be {longest}"
         raise RefusedError(400, f"{name}: {text}", name, code)
     return wanted
+
+
+def _ignores_ends(fields: dict[str, Any], grammar: str | None) -> bool:
+    """Return whether end tokens end no text; one with a grammar ends with them."""
+    found = fields.get("ignore_eos", False)
+    if found and grammar is not None:
+        text = "ignore_eos: true was given; with response_format or tools it must be false"
+        raise RefusedError(400, text, "ignore_eos")
+    return found
 
 
 def _logprobs(fields: dict[str, Any], is_chat: bool) -> int | None:

@@ -229,7 +229,8 @@ class Worker:
         logprobs = 0 if request.is_ranked and request.logprobs is None else request.logprobs
         return self.writer.begin(
             request.prompts, request.max_tokens, client=job.client, stop=request.stop, seed=request.seed,
-            grammar=request.grammar, echo=request.echo is not None, logprobs=logprobs, **request.sampling,
+            ends=() if request.ignores_ends else None, grammar=request.grammar, echo=request.echo is not None,
+            logprobs=logprobs, **request.sampling,
         )  # fmt: skip
 
     def _fail(self, jobs: "Iterable[_Job]", error: BaseException) -> None:

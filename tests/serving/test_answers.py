@@ -101,6 +101,14 @@ def test_a_stop_string_ends_a_text_before_it(client):
         assert "".join(e["choices"][0]["text"] for e in client.events(COMPLETION, asked)) == found["text"]
 
 
+def test_end_tokens_end_a_text_unless_they_are_ignored(client):
+    (end,) = byte_tokenizer().ends
+    asked = {**ASK, "max_tokens": 6, "logit_bias": {str(end): 100}}
+    for ignores, tokens, finish in ((None, 1, "stop"), (False, 1, "stop"), (True, 6, "length")):
+        found = client(COMPLETION, {**asked, "ignore_eos": ignores}).json()
+        assert found["usage"]["completion_tokens"] == tokens and found["choices"][0]["finish_reason"] == finish
+
+
 def test_models_and_health(client):
     (found,) = client("/v1/models", b"", "GET").json()["data"]
     assert found["id"] == "tiny" and found == client("/v1/models/tiny", b"", "GET").json()

@@ -77,6 +77,7 @@ BAD = {
     "best_of": (COMPLETION, {**ASK, "best_of": 2, "n": 3}, 400, "best_of: 2 was given; it must be at least n"),
     "many": (COMPLETION, {**ASK, "best_of": 17}, 400, "best_of: 17 texts for each of 1 prompts; there may be 16"),
     "best stream": (COMPLETION, {**ASK, "best_of": 3, "stream": True}, 400, "best_of: 3 was given; it must be n"),
+    "no end": (TALK, {**SAY, "ignore_eos": True, "response_format": {"type": "json_object"}}, 400, "ignore_eos: true"),
     "tools": (TALK, {**SAY, "tools": [{}]}, 400, "tools[0].type is missing; it is required"),
     "function": (TALK, {**SAY, "tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "of the form"),
     "place for tools": (TALK, {**SAY, "tools": [TOOL]}, 400, "tools: this model's chat template has no place for"),
@@ -143,7 +144,8 @@ _values = st.recursive(
 _keys = st.sampled_from(
     ["model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p",
      "repetition_penalty", "seed", "n", "stop", "stream", "stream_options", "frequency_penalty", "logit_bias", "user",
-     "response_format", "echo", "logprobs", "top_logprobs", "presence_penalty", "best_of"]
+     "response_format", "echo", "logprobs", "top_logprobs", "presence_penalty", "best_of",
+     "ignore_eos"]
 )  # fmt: skip
 _bodies = st.builds(
     lambda base, changes: {**base, **changes}, st.sampled_from([ASK, SAY]), st.dictionaries(_keys, _values)
