@@ -110,7 +110,12 @@ def module_name(path: Path) -> str:
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py"))
 SOURCES = {module_name(p): p.read_text() for p in FILES}
-TREES = {name: ast.parse(text) for name, text in SOURCES.items()}
+
+
+@cache
+def parsed() -> dict[str, ast.AST]:
+    """The syntax trees of all modules, parsed when a test asks: every worker of pytest imports this file."""
+    return {name: ast.parse(text) for name, text in SOURCES.items()}
 
 
 @cache
@@ -216,25 +221,25 @@ def test_every_module_has_a_layer() -> None:
 
 
 def test_imports_only_go_down() -> None:
-    assert upward(TREES) == []
+    assert upward(parsed()) == []
 
 
 def test_no_imports_inside_functions() -> None:
-    assert in_functions(TREES) == []
+    assert in_functions(parsed()) == []
 
 
 def test_no_code_asks_for_a_backends_name() -> None:
-    assert compared(TREES) == []
+    assert compared(parsed()) == []
 
 
 def test_pyopencl_stays_in_its_backend() -> None:
-    strangers = {n for n in third_party(TREES, "pyopencl") if not n.startswith("polyarr.backends.opencl")}
+    strangers = {n for n in third_party(parsed(), "pyopencl") if not n.startswith("polyarr.backends.opencl")}
     assert strangers == set()
 
 
 def test_files_are_read_through_the_guarded_reader() -> None:
-    assert readers(TREES) == []
-    unneeded = {name for name in MAY_READ if not {*_names(TREES[name])} & READERS}
+    assert readers(parsed()) == []
+    unneeded = {name for name in MAY_READ if not {*_names(parsed()[name])} & READERS}
     assert unneeded == set()
 
 
@@ -244,7 +249,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def test_hypothesis_stays_in_testing() -> None:
-    assert {n for n in third_party(TREES, "hypothesis") if not n.startswith("polyarr.testing")} == set()
+    assert {n for n in third_party(parsed(), "hypothesis") if not n.startswith("polyarr.testing")} == set()
 
 
 def test_the_top_imports_nobody_who_imports_it() -> None:
@@ -254,7 +259,7 @@ def test_the_top_imports_nobody_who_imports_it() -> None:
         "polyarr.testing": ("polyarr.cli.", "polyarr.testing."),
     }.items():
         strangers = {
-            name for name, tree in TREES.items() for t in imported(tree)
+            name for name, tree in parsed().items() for t in imported(tree)
             if f"{t}.".startswith(f"{top}.") and not f"{name}.".startswith(users)
         }  # fmt: skip
         assert strangers == set()
@@ -262,7 +267,7 @@ def test_the_top_imports_nobody_who_imports_it() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_size_of_files_and_functions(path: Path) -> None:
-    text, tree = SOURCES[module_name(path)], TREES[module_name(path)]
+    text, tree = SOURCES[module_name(path)], parsed()[module_name(path)]
     assert len(text.splitlines()) <= MAX_FILE
     long = {
         n.name: size
@@ -285,7 +290,7 @@ def code_lines(function: ast.AST, text: str) -> int:
 def test_every_module_says_what_it_is(path: Path) -> None:
     text = SOURCES[module_name(path)]
     if text.strip():
-        assert ast.get_docstring(TREES[module_name(path)])
+        assert ast.get_docstring(parsed()[module_name(path)])
     assert not re.search(r"\b(TODO|FIXME|XXX|raise NotImplementedError)\b", text)
 
 
