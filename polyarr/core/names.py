@@ -457,7 +457,8 @@ def unknown(place: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for a name that a module does not have."""
     if found := hint(place, name):
         return f"{place} has no {name!r}{found}"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    # Comparing all names takes a while, and pytest asks each module that a test file imports for private ones.
+    close = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"{place} has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
 
 
