@@ -8,12 +8,12 @@ import pytest
 import polyarr as pa
 from tests.helpers.root import ROOT
 
-pytest.importorskip("sklearn")
 EXAMPLE = ROOT / "examples" / "digits" / "digits.py"
 
 
 @pytest.fixture(scope="module")
 def example():
+    pytest.importorskip("sklearn")
     return runpy.run_path(str(EXAMPLE))
 
 
