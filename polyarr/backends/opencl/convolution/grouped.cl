@@ -18,7 +18,8 @@
 //          IS_PLAIN                1 if T is ACC
 //          SOURCES, RESULTS        as above: both 1, both 2, both 4, or RESULTS a multiple of WIDE
 //          PACKED                  as above; 0 for depthwise convolutions only
-//          GRADIENT                1 if the result of `grouped` is dx
+//          GRADIENT                0: `grouped`, whose result is y; 1: `grouped`, whose result is dx; 2:
+//                                  `grouped_weight_gradient`
 //          POSITIONS               positions of the result (grouped), or of the output (gradient of the weight), per run
 //          TAPS, HELD              filter elements along the last axis and source channels whose gradients are summed
 //                                  in registers
@@ -106,15 +107,16 @@ INLINE void taps_of_input(Taps *t, const Geometry *g, int a, int i) {
     *t = (Taps){reach / s, -(every * g->dilation[a] / s), tap, every, count};
 }
 
+#define FILTER_STEP (PACKED ? WIDE : channels)
+INLINE int channel_of(int block, int channels) { return PACKED ? block * WIDE : MIN(block * WIDE, channels - WIDE); }
+INLINE long filters_of(int channel, int elements) { return PACKED ? (long)channel * elements * SOURCES : channel; }
+
+#if GRADIENT < 2
 #if GRADIENT
 #define TAPS_OF taps_of_input
 #else
 #define TAPS_OF taps_of_output
 #endif
-
-#define FILTER_STEP (PACKED ? WIDE : channels)
-INLINE int channel_of(int block, int channels) { return PACKED ? block * WIDE : MIN(block * WIDE, channels - WIDE); }
-INLINE long filters_of(int channel, int elements) { return PACKED ? (long)channel * elements * SOURCES : channel; }
 
 #define ADD_PRODUCTS(is_inside) \
     UNROLL_SOURCES for (int j = 0; j < SOURCES; j++) { \
@@ -180,7 +182,7 @@ __kernel void grouped(__global const T *restrict x, __global const T *restrict f
         }
     }
 }
-
+#else
 __kernel void grouped_weight_gradient(__global const T *restrict g_out, __global const T *restrict x,
                                       __global ACC *restrict partials, const long parts, const long blocks_each,
                                       const Geometry geometry) {
@@ -245,3 +247,4 @@ __kernel void grouped_weight_gradient(__global const T *restrict g_out, __global
         }
     }
 }
+#endif

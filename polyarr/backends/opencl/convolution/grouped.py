@@ -86,7 +86,7 @@ def _size(dtype: np.dtype, count: int) -> int:
 def _macros(dtype: np.dtype, sources: int, results: int, wide: int, channels: int) -> dict[str, Any]:
     of_groups = {"SOURCES": sources, "RESULTS": results, "PACKED": int(channels % wide == 0)}
     plain = int(STORED[dtype][0] == STORED[dtype][1])
-    unused = {"GRADIENT": 0, "POSITIONS": 1, "TAPS": 1, "HELD": 1}
+    unused = {"TAPS": 1, "HELD": 1}
     return {**types(dtype), "WIDE": wide, "MOVES_WORDS": 0, "IS_PLAIN": plain, **of_groups, **unused}
 
 
@@ -144,7 +144,7 @@ def _sum_plan(
     while sources % (2 * held) == 0 and 2 * held * taps * _size(dtype, wide) <= MAX_HELD:
         held *= 2
     macros = _macros(dtype, sources, results, wide, y[-1])
-    macros |= {"POSITIONS": SUM_POSITIONS, "TAPS": taps, "HELD": held}
+    macros |= {"GRADIENT": 2, "POSITIONS": SUM_POSITIONS, "TAPS": taps, "HELD": held}
     blocks, together = _blocks(dtype, y[-1], wide, prod(weight[1:]))
     sets, runs = -(-blocks // together), prod(y[:-2]) * -(-y[-2] // SUM_POSITIONS)
     least = max(1, MIN_PART // (prod(weight[1:]) * wide * together * min(y[-2], SUM_POSITIONS)))
