@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Several processes run tests side by side: NumPy's threads would wait for each other, and so would those of PoCL that
 # are pinned to one core in every process.
-check suite thorough: export OPENBLAS_NUM_THREADS := 1
+check suite sanitized thorough: export OPENBLAS_NUM_THREADS := 1
 check suite thorough: export POCL_AFFINITY := 0
 
 venv: .venv/ready
