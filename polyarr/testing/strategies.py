@@ -314,7 +314,7 @@ class Data:
             selects.
         seed: Seed of the values.
         limit: For indices: the number of elements to index. For "spread": the largest magnitude, negative for values
-            of both signs.
+            of both signs. For sweeps and "corners": the number of values after which they begin again, unless 0.
         flushed: Whether floating-point values below the smallest normal number are replaced with 0.
 
     Examples:
@@ -367,10 +367,10 @@ class Data:
         if self.values == "edges" and dtype.kind in "iu":
             return _edges(rng, size, dtype)
         if self.values in ("sweep", "quiet sweep"):
-            swept = sweep(dtype, self.seed, size)
+            swept = np.resize(sweep(dtype, self.seed, self.limit or size), size)
             return swept if self.values == "sweep" else quiet(swept)
         if self.values == "corners":
-            return np.resize(corners(dtype), size)
+            return np.resize(np.resize(corners(dtype), self.limit or size), size)
         if self.values == "spread":
             return _spread(self, rng, size).astype(dtype)
         if self.values == "mixed":

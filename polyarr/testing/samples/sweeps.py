@@ -5,7 +5,6 @@ random ones, and in every pair of the values at which functions have special cas
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ def _paired(dtype: str) -> Iterator[Sample]:
     """Yield every pair of 8-bit values; wider ones at similar and at random magnitudes, and every pair of corners."""
     n = _length(dtype)
     if n <= 256:
-        yield Sample((Data((n, 1), dtype, "sweep"), Data((1, n), dtype, "sweep")))
+        yield Sample(_every_pair(dtype, "sweep", n))
         return
     yield Sample((_pair(dtype, SHUFFLED[0]), _pair(dtype, SHUFFLED[1])))
     if "float" in dtype:
@@ -62,9 +61,17 @@ def _paired(dtype: str) -> Iterator[Sample]:
     yield _cornered(dtype)
 
 
-def _cornered(dtype: str, **params: Any) -> Sample:
-    n = len(corners(as_dtype(dtype)))
-    return Sample((Data((n, 1), dtype, "corners"), Data((1, n), dtype, "corners")), params)
+def _cornered(dtype: str) -> Sample:
+    return Sample(_every_pair(dtype, "corners", len(corners(as_dtype(dtype)))))
+
+
+def _every_pair(dtype: str, values: str, n: int) -> tuple[Data, Data]:
+    """Return two lines with every pair of the first n values side by side: one begins again after n, one after n + 1.
+
+    They are not broadcast, so that compiled programs are those of other cases of the dtype.
+    """
+    length = n * (n + 1)
+    return _line(dtype, 0, values, n, length), _line(dtype, 0, values, n + 1, length)
 
 
 def _divided(dtype: str) -> Iterator[Sample]:
