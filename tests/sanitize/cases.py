@@ -441,7 +441,7 @@ def products() -> Iterator[Case]:
         yield Case(
             f"matrix_product thin {dtype}", ops.matrix_product, (array(2, 7, dtype=dtype), array(7, 9, dtype=dtype))
         )
-    for dtype in ("float32", "float64"):  # enough matrices for larger tiles
+    for dtype in ("float32", "float64"):  # in larger tiles: see device.small_tiles
         yield Case(
             f"matrix_product batch {dtype}",
             ops.matrix_product,

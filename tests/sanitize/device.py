@@ -23,9 +23,11 @@ from polyarr.backends.opencl.runtime.program import Program
 from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.backends.opencl.table import READS, make_kernels
 from polyarr.backends.opencl.tuning import measure
+from polyarr.backends.opencl.tuning.tuning import MatmulParams, lookup
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.spec import DTYPES
 
+IN_LARGER_TILES = 2, 5, 6, 7  # number and lengths of the matrices of the case "matrix_product batch"
 KNOWN_AS = {"restrict": ""}  # Oclgrind lacks the instructions that the compiler emits for it
 
 
@@ -73,6 +75,15 @@ def shrink() -> None:
     matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8
     matmul.MAX_LOCAL_PANELS, matmul.MIN_WORK_PER_THREAD, matmul.MIN_WORK_PER_SHARE = 2048, 512, 64
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1
+    matmul.tiles = small_tiles
+
+
+def small_tiles(
+    device: Device, dtype: np.dtype, form: str, batch: int, m: int, n: int, k: int
+) -> tuple[MatmulParams, ...]:
+    """Return the shipped tiles; for GPUs only the smallest but in one case: 128 x 64 take a second each."""
+    found = lookup(device, dtype)
+    return found[-1:] if device.geometry.kind == "gpu" and (batch, m, n, k) != IN_LARGER_TILES else found
 
 
 def backend_of(device: Device, called: Counter) -> Backend:
