@@ -13,8 +13,8 @@
 // instruction expects pairs from 4 places: their order is free, as long as it is the same for q. Its result has the layout
 // of the first operand of weights @ v, for which two rows of v become pairs by byte permutations.
 //
-// Arrays   q (.., t, D), not `restrict`, which would let its loads move to before AWAIT_BEFORE; k, v (.., s, D), whose rows begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s)
-//          with layouts <name>_at as in attention_gpu.cl
+// Arrays   q (.., t, D), not `restrict`, for then its loads might move to before AWAIT_BEFORE; k, v (.., s, D), whose rows
+//          begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s); with layouts <name>_at as in attention_gpu.cl
 //          new_k, new_v (.., D): rows for k and v at the position in `place`; all are null if there are none. Their
 //          layouts are like the others, but the inner axis has length `heads`.
 //          lse (batch, t) of float: the logarithm of the sum of the exponentials; inf if every key is masked
