@@ -1,7 +1,6 @@
 """Text completion: a model with its tokenizer, stop strings, log-probabilities, and the reason why a text ended."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -314,22 +313,27 @@ class _Drawn(NamedTuple):
 
 
 def _read_at_once(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
-    for token, logprobs in drawn:
-        yield _Drawn(None if token is None else read_later(token), logprobs)
+    return map(_launched, drawn)
 
 
 def _read_later(drawn: Iterator[Sample]) -> Iterator[_Drawn]:
     """Yield each sample after the next one is launched, so that the device computes while a sample is read.
 
-    The first sample is yielded at once, because the launch of the second compiles the step.
+    The first sample is yielded at once, because the launch of the second compiles the step; and one after which a token
+    takes a pass over a whole context, which may not be needed.
     """
-    samples = _read_at_once(drawn)
-    for first in samples:
-        yield first
-        if first.read is not None:
-            break
-    for before, _ in pairwise(chain(samples, [_Drawn(None, None)])):
-        yield before
+    waiting, has_begun = list[_Drawn](), False
+    for one in drawn:
+        yield from waiting
+        waiting = [_launched(one)]
+        if not has_begun or one.is_next_whole:
+            yield waiting.pop()
+        has_begun |= one.token is not None
+    yield from waiting
+
+
+def _launched(one: Sample) -> _Drawn:
+    return _Drawn(None if one.token is None else read_later(one.token), one.logprobs)
 
 
 def joined(parts: Sequence[Part]) -> Completion:

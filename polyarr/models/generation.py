@@ -130,10 +130,12 @@ class Sample(NamedTuple):
         token: Integers of shape (B, 1); None for the prompts.
         logprobs: Log-probabilities of the tokens, which have T = 1, or of the prompts' tokens after the first ones;
             None if they were not asked for.
+        is_next_whole: Whether the next token takes a pass over a whole context, because the text is as long.
     """
 
     token: Array | None
     logprobs: Logprobs | None
+    is_next_whole: bool = False
 
 
 def sample(
@@ -270,7 +272,7 @@ def _drawn(
             new, history, found = sampled(logits, new, history, *chosen)  # (B, 1)
         else:
             new, history, found = step(model, new, caches, position, padding, history, *chosen)
-        yield Sample(new, found)
+        yield Sample(new, found, end + 1 > length)
         text, position, end = [*text, new], end, end + 1
         if end > length:  # every position moves, which makes the caches useless
             if not is_beyond and number + 1 < count:

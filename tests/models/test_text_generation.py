@@ -1,5 +1,6 @@
 """Text generation from prompts: rows of different lengths equal single rows, stop strings, and seeds."""
 
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -162,6 +163,22 @@ def test_a_text_ends_at_the_tokenizer_s_end_or_at_tokens_that_are_named(on_numpy
     assert on.finish == "length" and on.text.startswith(found[0].text + own.tokenizer.token(3))
     named = own.complete(["a"], 400, seed=1, ends=LETTERS.encode(found[0].text[2]).tolist())[0]
     assert named.finish == "stop" and named.text == found[0].text[: found[0].text.index(found[0].text[2])]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_that_ends_as_long_as_the_context_takes_no_pass_beyond(on_numpy, name):
+    """The next token is launched before one is read, but not there, where it would warn."""
+    model, prompt = small(name), [1, 2, 3]
+    rest = SIZES["context_length"] + 1 - len(prompt)  # after these tokens another one takes a whole context
+    for seed in range(50):
+        text = generate(model, pa.asarray([prompt]), rest, seed=seed, temperature=1.0)
+        tokens = text[0, len(prompt) :].numpy().tolist()
+        if tokens.index(tokens[-1]) == rest - 1:
+            break
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Writer(model, LETTERS).complete([prompt], 30, seed=seed, temperature=1.0, ends={tokens[-1]})
+    assert (found[0].tokens, found[0].finish) == (rest, "stop")
 
 
 def test_parts_are_whole_characters_and_together_the_text(on_numpy):
