@@ -162,7 +162,10 @@ def _call(
 
 
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
-    """Return an uninitialized buffer (..., heads, rows, n) whose memory is laid out (..., rows, heads, n)."""
+    """Return an uninitialized buffer (..., heads, rows, n) whose memory is laid out (..., rows, heads, n).
+
+    Of groups of heads in a single batch entry, (1, groups, heads, rows, n), it is (1, rows, groups, heads, n).
+    """
     found, strides = device.plans[_rows](shape, dtype)
     return view(device.empty(found), shape, strides, 0)
 
@@ -180,10 +183,12 @@ def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
 
 def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
     """Return the Spec to allocate for _by_rows, and the strides of the view."""
-    order = [*range(len(shape))]
-    order[-3:-1] = reversed(order[-3:-1])
-    steps = row_major(tuple(shape[i] for i in order))
-    return Spec(tuple(shape[i] for i in order), dtype), tuple(steps[i] for i in order)
+    order, count = [*range(len(shape))], len(shape)
+    heads = 2 if count > 4 and prod(shape[:-4]) == 1 else 1  # axes; kernels know two steps between batch entries
+    order.insert(count - 2 - heads, order.pop(count - 2))
+    found = tuple([shape[i] for i in order])
+    steps = dict(zip(order, row_major(found), strict=True))
+    return Spec(found, dtype), tuple([steps[i] for i in range(count)])
 
 
 def _laid_out(
