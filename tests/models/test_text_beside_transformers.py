@@ -30,6 +30,9 @@ CONFIGS = {
     "llama 2": lambda **special: transformers.LlamaConfig(**{**_LLAMA, "num_key_value_heads": 4}, **special),
     "llama 3": lambda **special: transformers.LlamaConfig(**_LLAMA, tie_word_embeddings=True, **special),
     "qwen2": lambda **special: transformers.Qwen2Config(**_LLAMA, **special),
+    "gpt-oss": lambda **special: transformers.GptOssConfig(
+        **_LLAMA, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=16, **special,
+    ),
     "smollm2": lambda **special: transformers.LlamaConfig(**_LLAMA, tie_word_embeddings=True, **special),
 }
 PROMPTS = [
