@@ -122,7 +122,8 @@ def unpadded(padding: Array, size: int) -> Array:
 
     The mask is of shape (B, 1, 1, S) or (B, 1, T, S).
     """
-    before = ops.reshape(padding, shape=(padding.shape[0], 1, -1, 1))
+    batch, *queries = padding.shape
+    before = ops.reshape(padding, shape=(batch, 1, *(queries or [1]), 1))
     return ops.iota(0, 1, padding, size=size, dtype=padding.dtype) >= before
 
 

@@ -60,7 +60,8 @@ def positions_of(like: Array, count: int, position: int | Array, padding: Array 
     at = ops.iota(0, 1, like, size=count, dtype=int32)[:, None] + by_row(position, 3)  # (T, 1) or (B, T, 1)
     if padding is None:
         return at
-    before = ops.reshape(ops.astype(padding, dtype=int32), shape=(padding.shape[0], -1, 1))  # (B, 1 or T, 1)
+    batch, *tokens = padding.shape
+    before = ops.reshape(ops.astype(padding, dtype=int32), shape=(batch, *(tokens or [1]), 1))  # (B, 1 or T, 1)
     return ops.maximum(at - before, 0)
 
 

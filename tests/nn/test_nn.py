@@ -224,6 +224,15 @@ def test_keys_and_values_that_lie_together_are_placed_at_once():
     assert same(apart, cache)
 
 
+def test_padding_of_a_batch_without_rows():
+    attention, padding = nn.MultiHeadAttention(8, 2), pa.zeros((0,), dtype="int32")
+    cache = attention.cache(0, 5)
+    mask, turned = cache.seen(1, 3, padding), nn.turns(pa.ones(1), 4, 1, 3, padding=padding)
+    assert (mask.shape, turned.cos.shape) == ((0, 1, 1, 5), (0, 1, 2))
+    assert attention(pa.ones((0, 1, 8)), mask, cache, 3, turned).shape == (0, 1, 8)
+    assert nn.turns(pa.ones(1), 4, 6, padding=pa.zeros((0, 6), dtype="int32")).cos.shape == (0, 6, 2)
+
+
 def test_attention_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
         nn.MultiHeadAttention(10, 4)
