@@ -252,7 +252,7 @@ SAMPLES[ops.cache_update] = Entry(_cache_updates, _cache_updates, ref.cache_upda
 def _grouped_layers(dtype: str) -> SearchStrategy[Sample]:
     def drawn(size: tuple, index: str) -> SearchStrategy:
         lead, groups, n, k = size
-        picks = datas(lead, index, ("below",), limit=groups)
+        picks = datas(lead, index, ("below", "index"), limit=groups)
         return samples(datas((*lead, k), dtype), datas((groups, n, k), dtype), picks)
 
     indices = st.sampled_from(("int64", "int32"))
@@ -278,7 +278,7 @@ def _quantized_grouped_layers(dtype: str) -> SearchStrategy[Sample]:
         codes = int8 if bits == 8 else datas((groups, n, k // 2), "uint8", ("below",), limit=256)
         rows = (groups, n, k // 32) if blocks else (groups, n)
         scale = datas(rows, "float32" if is_narrow(dtype) else dtype, ("distinct",))
-        return samples(datas((*lead, k), dtype), codes, scale, datas(lead, index, ("below",), limit=groups))
+        return samples(datas((*lead, k), dtype), codes, scale, datas(lead, index, ("below", "index"), limit=groups))
 
     indices = st.sampled_from(("int64", "int32"))
     kinds = st.sampled_from(((8, False), (8, True), (4, True), (4, False)))
