@@ -15,7 +15,8 @@ __kernel void cache_update(
 
     for (long i = get_global_id(0) * span; i < last; i++) {
         const int d = i % D, head = i / D % heads, row = i / D / heads % rows, which = i / D / heads / rows;
-        const long given = positions[row], at = given < 0 ? given + S : given;
+        const INDEX given = positions[row];
+        const long at = given < 0 ? given + S : given;
         if (at < 0 || at >= S) {
             note_fault(fault, call, given, S);
             continue;

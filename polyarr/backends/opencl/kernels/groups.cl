@@ -4,7 +4,8 @@
 
 // Return the group of row r, from 0 to count - 1; -1 if it is out of range.
 static inline long group_of(__global const INDEX *restrict groups, long r, long count) {
-    const long index = groups[r], group = index < 0 ? index + count : index;
+    const INDEX index = groups[r];
+    const long group = index < 0 ? index + count : index;
     return group < count ? group : -1;
 }
 

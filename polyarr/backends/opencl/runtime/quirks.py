@@ -71,6 +71,8 @@ QUIRKS = (
           "gives kernels structs without either"),
     Quirk(RUSTICL, "22.*", "reads a kernel's arguments at an index that differs between work-items as if it did not",
           "unrolls the loops over them"),
+    Quirk(RUSTICL, "22.*", "may find a negative int not below 0 once it is widened to long",
+          "compares it before"),
     Quirk(RUSTICL, "", "ends the loops of a work-item on a CPU (llvmpipe) after 65,535 iterations in all",
           "gives it the kernels for GPUs, whose work-items are short; very long rows may still be wrong", "warning"),
     Quirk(RUSTICL, "22.*", "has no float64 on a CPU (llvmpipe), nor promises numbers below the smallest normal",
