@@ -1,5 +1,7 @@
 """LeNet-5: a small convolutional network for images of digits, (B, H, W, C)."""
 
+import math
+
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.nn import Conv2d, Linear, MaxPool, Module
@@ -54,5 +56,5 @@ class LeNet(Module):
         """Return logits (B, num_classes) for images (B, H, W, C)."""
         x = self.pool(self.conv1(x))  # (B, H / 2, W / 2, C)
         x = self.pool(self.conv2(x))
-        x = ops.reshape(x, shape=(x.shape[0], -1))
+        x = ops.reshape(x, shape=(x.shape[0], math.prod(x.shape[1:])))
         return self.head(self.linear2(self.linear1(x)))

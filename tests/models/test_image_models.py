@@ -50,6 +50,10 @@ def test_lenet_is_that_of_the_paper():
         LeNet(8)
 
 
+def test_no_images_have_no_logits(on_numpy):
+    assert LeNet(8, padding="same")(pa.ones((0, 8, 8, 1))).shape == (0, 10)
+
+
 def test_lenet_sees_images_of_digits(on_numpy):
     model = LeNet(8, padding="same")
     step = pa.value_and_grad(lambda m, x, t: pa.cross_entropy(m(x), t))
