@@ -41,8 +41,9 @@ INLINE void mma(float *s, const uint *x, const uint *y) {
 // Make what this work-item wrote visible to the device, and what others made visible to it.
 #define FENCE_GPU() asm volatile("fence.acq_rel.gpu;" ::: "memory")
 
-// Programmatic dependent launch: a kernel may begin while the one before it still runs. What others wrote may be read after
-// AWAIT_BEFORE, and the next kernel may begin after ALLOW_NEXT, both of which all work-items must call.
+// Programmatic dependent launch: a kernel may begin while the one before it still runs. What that one writes may be read
+// after AWAIT_BEFORE, and the next kernel may begin after ALLOW_NEXT; all work-items must call both, in this order, so that
+// of the kernels before only one still runs.
 #ifndef AWAIT_BEFORE
 #define AWAIT_BEFORE()
 #define ALLOW_NEXT()
