@@ -238,7 +238,7 @@ class Module:
     Attributes:
         handle: CUDA's module.
         names: The names of its kernels.
-        may_begin_early: Whether its kernels wait for the one before them by themselves.
+        may_begin_early: Whether the code of its kernels waits for the kernel before them.
     """
 
     def __init__(self, cuda: Cuda, text: str, log: str = "") -> None:
@@ -290,7 +290,7 @@ def is_for_hopper(text: str) -> bool:
 
 
 def ptx_that_waits(text: str) -> str:
-    """Return PTX whose kernels first wait for the one before them, unless they say themselves when.
+    """Return PTX whose kernels first wait for the kernel before them; those that wait somewhere stay as they are.
 
     Then a graph may begin a kernel as soon as the work-groups of the one before it have begun.
     """

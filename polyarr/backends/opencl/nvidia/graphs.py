@@ -24,7 +24,7 @@ AT_END, AT_BEGIN = (c_ubyte * 8)(), (c_ubyte * 8)(1, 0, 1)
 
 
 class Graph:
-    """Launches in a row as one CUDA graph: each waits for the one before it, or begins early and waits by itself."""
+    """Launches in a row as one CUDA graph. Each waits for the one before it, before it begins or in its own code."""
 
     def __init__(self, cuda: Cuda, launches: Sequence[BoundCommand]) -> None:
         self._cuda, self._nodes = cuda, list[tuple[Kernel, Any, c_void_p]]()

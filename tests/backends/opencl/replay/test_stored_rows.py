@@ -84,7 +84,7 @@ def two_layers(layers, x, caches, position):
 
 
 def test_a_position_is_written_to_memory_once_for_all_layers(programs, monkeypatch):
-    """For kernels that read it there; the others, which compute here, take the number beside it."""
+    """Kernels for NVIDIA GPUs read it there. The portable ones, which run in this test, read the number."""
     monkeypatch.setattr(attention_decode, "reads_places", lambda _: True)
     pa.random.seed(2)
     layers = [MultiHeadAttention(32, 2, head_size=64).eval() for _ in range(2)]
