@@ -1,4 +1,4 @@
-"""Fixtures of tests with a fake CUDA driver."""
+"""Fixtures: a fake CUDA driver, and what only some GPUs have."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import pytest
 
 from polyarr.core.current import use_backend
 from tests.backends.opencl.nvidia.fake_cuda import fake_backend
+from tests.helpers.opencl_modules import opencl_modules
 
 
 @pytest.fixture
@@ -19,3 +20,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         cuda.device, cuda.backend = backend.home, backend
         yield cuda
     backend.home.synchronize()
+
+
+@pytest.fixture
+def gated(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device with kernels for gated layers, so that programs are changed for them; other devices' decline all."""
+    pytest.importorskip("pyopencl")
+    (gated_linear,), vendor = opencl_modules("gated_linear"), backend.home.vendor
+    if not any(variant.may_suit(backend.home.features) for variant in vendor.gated):
+        declines = gated_linear.VARIANTS[0]._replace(name="declines", plan=lambda *_: None)
+        monkeypatch.setattr(type(vendor), "gated", (declines,))

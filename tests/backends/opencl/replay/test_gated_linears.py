@@ -13,12 +13,9 @@ gated_linear, gated_linears, replay, vendor = opencl_modules("gated_linear", "ga
 
 
 @pytest.fixture
-def programs(backend, monkeypatch):
-    """The programs after the pass, on a device that has a variant for them, which may decline everything."""
+def programs(gated, monkeypatch):
+    """The programs after the pass."""
     found, real = [], gated_linears.fuse_gated_linears
-    if not any(variant.may_suit(backend.home.features) for variant in backend.home.vendor.gated):
-        declines = gated_linear.VARIANTS[0]._replace(name="declines", plan=lambda *_: None)
-        monkeypatch.setattr(type(backend.home.vendor), "gated", (declines,))
 
     def note(device, program):
         found.append(real(device, program))

@@ -31,7 +31,7 @@ class Writer:
     """A recorder of a program."""
 
     def __init__(self, backend):
-        self.backend, self.constants, self.inputs, self.scalars = backend, {}, [], {}
+        self.backend, self.constants, self.inputs, self.scalars, self.specs = backend, {}, [], {}, {}
         self.scalar_steps, self.steps, self.size = [], [], 0
 
     def value(self):
@@ -56,23 +56,26 @@ class Writer:
         return found
 
     def step(self, op, out, *inputs, call=None, **params):
-        outputs = tuple(self.step_value(o) for o in out) if type(out) is tuple else self.value()
+        outputs = self.step_value(out)
         inputs = (self.constant(out), *inputs)
         self.steps.append(Step(op, "kernel", call or self.backend.kernels[op], inputs, params, outputs, "file.py:2"))
         return outputs
 
     def step_value(self, out):
-        return tuple(map(self.step_value, out)) if type(out) is tuple else self.value()
+        if type(out) is tuple and type(out) is not Spec:
+            return tuple(map(self.step_value, out))
+        self.specs[found := self.value()] = out
+        return found
 
     def program(self, *outputs):
         return Program(
             "f", tuple(self.scalar_steps), tuple(self.steps), self.size, self.constants, tuple(self.inputs), outputs,
-            {}, self.scalars, frozenset(self.inputs),
+            self.specs, self.scalars, frozenset(self.inputs),
         )  # fmt: skip
 
 
 @pytest.fixture
-def write(backend):
+def write(backend, gated):
     return Writer(backend)
 
 
