@@ -3,8 +3,9 @@
 //
 // Each of GROUP work-items finds the best key of its share of a row. The k-th best of these is a bound: at least k
 // elements of the row are as good, usually few more. These candidates are collected, and each counts how many are
-// better (its rank). If there are more than CAPACITY, as among many equal elements, the k-th key is found bit by bit
-// (radix select), and then which of the elements equal to it come first.
+// better (its rank). If there are more than CAPACITY, as among many equal elements, those better than the bound are
+// candidates; if these are too many, too, the k-th key becomes the bound, found bit by bit (radix select). The row is
+// searched for the first elements equal to the bound, as many as are missing.
 //
 // Arrays   x (rows, n) elements; out (rows, k) of long
 // Launch   local GROUP, global GROUP * rows; k is at most GROUP
@@ -45,6 +46,27 @@ static inline int counted(int mine, int me, __local volatile int *total) {
     return *total;
 }
 
+// Return the place of the wanted-th element equal to a key, counted from 1; there are as many.
+static inline int place_of_equal(
+    __global const KEY *x, int n, KEY last, int wanted, int me, __local int *equal, __local volatile int *total
+) {
+    for (int first = 0;; first += GROUP) {
+        const int mine = first + me < n && key_of(x[first + me]) == last;
+        const int here = counted(mine, me, total);
+        if (here < wanted) {
+            wanted -= here;
+            continue;
+        }
+        equal[me] = mine;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        int before = 0;
+        for (int i = 0; i < me; i++) before += equal[i];
+        if (mine && before == wanted - 1) *total = first + me;
+        barrier(CLK_LOCAL_MEM_FENCE);
+        return *total;
+    }
+}
+
 __kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void argtopk_group(__global const KEY *restrict x, __global long *restrict out, const int n, const int k) {
     __local KEY keys[CAPACITY];
@@ -77,22 +99,24 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
     int found = total;
 
     if (found > CAPACITY) {
-        last = 0;
-        for (int bit = BITS - 1; bit >= 0; bit--) {
-            const KEY trial = last | (KEY)((KEY)1 << bit);
-            int less = 0;
-            EACH_OF_ROW(less += key < trial;)
-            if (counted(less, me, &total) < k) last = trial;
-        }
-        int less = 0, limit = 0;
+        int less = 0;
         EACH_OF_ROW(less += key < last;)
-        const int wanted = k - counted(less, me, &total);  // how many of the elements equal to the k-th key to take
-        for (int bit = 30; bit >= 0; bit--) {
-            const int trial = limit | (1 << bit);
-            int before = 0;
-            EACH_OF_ROW(before += key == last && place < trial;)
-            if (counted(before, me, &total) < wanted) limit = trial;
+        less = counted(less, me, &total);
+        if (less > CAPACITY) {
+            last = 0;
+            less = 0;
+            for (int bit = BITS - 1; bit >= 0; bit--) {
+                const KEY trial = last | (KEY)((KEY)1 << bit);
+                int below = 0;
+                EACH_OF_ROW(below += key < trial;)
+                below = counted(below, me, &total);
+                if (below < k) {
+                    last = trial;
+                    less = below;
+                }
+            }
         }
+        const int limit = less < k ? place_of_equal(x, n, last, k - less, me, places, &total) : -1;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (me == 0) total = 0;
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -103,7 +127,7 @@ void argtopk_group(__global const KEY *restrict x, __global long *restrict out, 
                 places[at] = place;
             })
         barrier(CLK_LOCAL_MEM_FENCE);
-        found = k;
+        found = MAX(k, less);
     }
     for (int i = me; i < found; i += GROUP) {
         const KEY key = keys[i];

@@ -196,7 +196,10 @@ def test_sorts_are_stable_and_have_nan_last(gpu, shape, dtype):
         assert found.tobytes() == np.take_along_axis(host, expected, 1).tobytes()
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "all alike", "ascending"])
+@pytest.mark.parametrize("kind", [
+    "normal", "ties", "all alike", "ascending", "ties at the end", "one work-item's", "one work-item's, all alike",
+    "a few of one work-item's",
+])  # fmt: skip
 def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
     """Also if more elements equal the threshold than fit."""
     monkeypatch.setattr(topk, "GROUP", 16)
@@ -204,9 +207,13 @@ def test_topk_is_the_beginning_of_a_stable_sort(gpu, kind, monkeypatch):
     host = {
         "normal": normal(2, 300), "ties": np.round(normal(2, 300)), "all alike": np.ones((2, 300), np.float32),
         "ascending": np.arange(600, dtype=np.float32).reshape(2, 300),
+        "ties at the end": np.tile(np.arange(300) > 250, (2, 1)).astype(np.int32),
+        "one work-item's": np.tile((np.arange(300) % 16 == 7) * 50 + np.arange(300) % 3, (2, 1)).astype(np.int32),
+        "one work-item's, all alike": np.tile((np.arange(300) % 16 == 7) * (2**31 - 1), (2, 1)).astype(np.int32),
+        "a few of one work-item's": np.tile(np.isin(np.arange(300), range(7, 192, 16)), (2, 1)).astype(np.int32),
     }[kind]  # fmt: skip
     for n in (300, 64):  # chosen; sorted
-        order = np.argsort(-host[:, :n], axis=1, kind="stable")
+        order = np.argsort(-host[:, :n].astype(float), axis=1, kind="stable")
         for k in (1, 9, 16):
             np.testing.assert_array_equal(ops.topk(pa.asarray(host[:, :n]), k=k)[1].numpy(), order[:, :k])
 
