@@ -231,6 +231,8 @@ def indices() -> Iterator[Case]:
     yield Case("cache_update", ops.cache_update, (cache, new, new, whole(2, below=5)))
     yield Case("take_along_axis", lambda x, i: ops.take_along_axis(x, i, axis=1), (array(3, 5, 2), whole(3, 4, 1)))
     yield Case("take rows of 8", lambda x, i: ops.take(x, i, axis=0), (array(5, 16), whole(40)))
+    note = lambda x: x.backend.upload.__self__.build("faults").fault_time((1,), (1,), x.buf.memory, 7)
+    yield Case("time of a run", note, (whole(9),))
     yield Case("take nothing", lambda x, i: ops.take(x, i, axis=0), (array(5, 3), whole(0)))
     yield Case(
         "scatter_add many",

@@ -41,11 +41,12 @@
 #define PASTE(a, b) PASTE_NOW(a, b)
 
 // Arguments of kernels that can find an index out of range or a bad matrix: where the first faulty call of a thread, and
-// one fault of that call, are recorded; see faults.py.
+// one fault of that call, are recorded; see faults.py. The call is a number, or 0 if it is word TIME of the record.
 #define FAULT __global volatile int *fault, const long call
+#define TIME 4
 
 static inline void note_fault(FAULT, long index, long limit) {
-    if (atomic_cmpxchg(fault, 0, (int)call) == 0) {
+    if (atomic_cmpxchg(fault, 0, call ? (int)call : fault[TIME]) == 0) {
         fault[1] = (int)index;
         fault[2] = (int)limit;
         fault[3] = (int)((index - (int)index) >> 32);

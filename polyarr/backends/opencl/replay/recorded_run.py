@@ -18,6 +18,7 @@ from polyarr.core.number import Number
 from polyarr.core.program import Program, Step, lookup, renamed
 
 MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
+MIN_TIMED = 8  # kernels that note faults, from which on they read the time of the run from the thread's record
 UNSHARED = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
 HANDLE = attrgetter("int_ptr")
 _made = partial(tuple.__new__, Buffer)  # as Buffer(*fields), but several times as fast
@@ -214,6 +215,15 @@ class RecordedRun:
         """Bind constant arguments, and note where the others are. Runs once."""
         commands, settings = dict[int, BoundCommand](), list[tuple[Callable[[Any], None], int]]()
         uses = defaultdict[MemoryRef, Uses](list)
+        fault, time = self._recording.fault
+        is_timed = sum(arg is time for each in self._recording.recorded for arg in each.args) >= MIN_TIMED
+        if is_timed:
+            kernel, step = self._device.faults.timer(), self._recording.recorded[0].step
+            enqueue, subject = kernel.repeated((1,), (1,), (None, 0))
+            note, of = partial(self._program.note, step=step), (self._program, step)
+            commands[-1 - len(self._recording.recorded)] = BoundCommand(enqueue, subject, (1,), (1,), kernel, note, of)
+            settings.append((kernel.setter(subject, 1), self._slot(time)))
+            uses[fault].append((subject, 0))
         marked = self._placed_marks() if self._device.commands.is_marked else {}
         self._marked = [*marked.values()]
         for n, recorded in enumerate(self._recording.recorded):
@@ -227,7 +237,7 @@ class RecordedRun:
             of = self._program, recorded.step
             commands[n] = BoundCommand(enqueue, subject, recorded.work, recorded.group, recorded.command, note, of)
             for i, arg in enumerate(recorded.args):
-                if isinstance(arg, Number):
+                if isinstance(arg, Number) and not (is_timed and arg is time):
                     settings.append((cast("Kernel", recorded.command).setter(subject, i), self._slot(arg)))
                 elif type(arg) is MemoryRef and arg.memory is None:
                     uses[self._sharing.home(arg)].append((subject, i))

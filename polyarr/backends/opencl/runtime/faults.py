@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from polyarr.backends.opencl.runtime.device import Device
 
 # Words of a record: 0 or the time of the first bad call since the last check; the index; the limit; the part of the
-# index beyond 32 bits, in units of 2**32. Of a bad matrix: the time; the number of a message; OF_MATRIX; 0.
-WORDS = 4
+# index beyond 32 bits, in units of 2**32. Of a bad matrix: the time; the number of a message; OF_MATRIX; 0. Behind them
+# is the time of the last call of several kernels, which replays write there.
+WORDS, FURTHER = 4, 1
 OF_MATRIX = -1  # in place of a limit
 MAX_ERRORS = 1000  # errors of a thread that are still reported to others
 MAX_UNCHECKED = 2**20  # calls of a thread since the last check
@@ -100,11 +101,15 @@ class Faults:
         """Return what a kernel needs to note a fault. Call it before the result is allocated."""
         record = self.mine()
         if record.memory is None:
-            record.memory = self._device.empty_words(WORDS)
+            record.memory = self._device.empty_words(WORDS + FURTHER)
         record.go_on()
         record.is_checked = False
         self._unread.add(record)
         return record.memory, record.time - record.checked
+
+    def timer(self) -> Any:
+        """Return the kernel that writes a time into a record, for kernels whose own time is 0."""
+        return self._device.build("faults").fault_time
 
     def message(self, text: str) -> int:
         """Return the number by which a kernel notes that a matrix is bad; `text` is the message of the MatrixError."""

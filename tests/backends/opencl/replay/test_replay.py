@@ -294,16 +294,18 @@ def test_in_a_guarded_block_the_launchers_run_and_with_a_launch_callback_what_wa
     assert runs.times == 1
 
 
-def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backend, write):
-    x, at = write.array(), write.array()
-    runs = Runs(backend, write.program(write.step(ops.take, Spec((2, 6), float32), x, at, axis=0)))
-    data = drawn(backend, 0)
-    for indices in ([0, 1], [3, 2], [1, 9]):
-        found = runs.run([data, backend.upload(np.array(indices, np.int32))])
-    with pytest.raises(IndexError, match="index 9 is out of range for an axis of length 4"):
-        backend.download(found[0])
+@pytest.mark.parametrize("count", [1, 9])  # kernels that note it; of nine, each reads the time in memory
+def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backend, write, count):
+    """And by that of a thread that uses what was made later, but not what was made before."""
+    (x, at), taken_ = (write.array(), write.array()), Spec((2, 6), float32)
+    runs = Runs(backend, write.program(*[write.step(ops.take, taken_, x, at, axis=0) for _ in range(count)]))
+    data, negative = drawn(backend, 0), partial(backend.kernels[ops.negative], taken_)
+    made = [runs.run([data, backend.upload(np.array(n, np.int32))])[0] for n in ([0, 1], [3, 2], [1, 9], [2, 0])]
 
     def elsewhere():
+        backend.download(negative(made[1]))
+        with pytest.raises(IndexError, match="index 9 is out of range for an axis of length 4"):
+            backend.download(negative(made[3]))
         found = runs.run([data, backend.upload(np.array([0, 7], np.int32))])
         with pytest.raises(IndexError, match="index 7"):
             backend.download(found[0])
@@ -314,6 +316,8 @@ def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backe
     thread.start()
     thread.join()
     assert done
+    with pytest.raises(IndexError, match="index 9 is out of range for an axis of length 4"):
+        backend.download(made[3])
     runs.check(data, backend.upload(np.array([0, 1], np.int32)))
 
 
