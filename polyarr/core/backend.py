@@ -203,6 +203,8 @@ class Backend(NamedTuple):
         collectives: All-reduce with backends of other processes. None: through host memory.
         download_later: buffer -> function that returns what `download` would return now, without a wait for work that
             is enqueued after this call. None: `download` is called at once.
+        rows_at_once: Number of rows that a linear layer computes in about the time of one, as on GPUs, whose memory
+            limits it. Prompts of several texts are then computed together, filled up to as many tokens.
 
     Examples:
         >>> import numpy as np, polyarr as pa
@@ -237,6 +239,7 @@ class Backend(NamedTuple):
     fusion: Fusion | None = None
     collectives: Collectives | None = None
     download_later: Callable[[Any], Callable[[], np.ndarray]] | None = None
+    rows_at_once: int = 1
 
     def meets(self, other: "Backend") -> bool:
         """Return whether arrays of the two backends may be inputs of one op."""

@@ -71,6 +71,8 @@ def _complaints(backend: Backend) -> Iterator[str]:
         yield f"dtypes names {', '.join(held)}; there must be kernels for {', '.join(op.name for op in missing)}"
     if len(backend.hardware.splitlines()) != 1:
         yield f"hardware is {backend.hardware!r}; it must be one line"
+    if type(backend.rows_at_once) is not int or backend.rows_at_once < 1:
+        yield f"rows_at_once is {backend.rows_at_once!r}; it must be an int, at least 1"
     if not backend.meets(backend):
         yield "its arrays do not meet each other: home must equal itself"
     yield from _numbers_and_precisions(backend)

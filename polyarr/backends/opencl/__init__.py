@@ -70,6 +70,7 @@ def backend_of(device: Any) -> Backend:
         replay=replay_of(device),
         fusion=fusion_of(device),
         collectives=collectives_of(device),
+        rows_at_once=device.vendor.rows_at_once(device.features),
     )
 
 

@@ -349,6 +349,11 @@ def a_complex_dtype_comes_without_its_group(backend):
     return backend._replace(kernels={op: kernel for op, kernel in backend.kernels.items() if op is not ops.complex})
 
 
+@fault("numpy", {"backend-fields": "numpy: rows_at_once is 0; it must be an int, at least 1"})
+def no_row_is_computed_at_once(backend):
+    return backend._replace(rows_at_once=0)
+
+
 @fault("numpy", {"backend-fields": "numpy: reads names lr of exp; inputs of it that are numbers: none"})
 def an_unknown_input_is_read(backend):
     return backend._replace(reads={ops.exp: ("lr",)})

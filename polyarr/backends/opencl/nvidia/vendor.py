@@ -25,6 +25,7 @@ APPROXIMATIONS = {
     "APPROXIMATE_EXP2(v, x)": 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
     "APPROXIMATE_RECIPROCAL(v, x)": 'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
 }
+ROWS_AT_ONCE = 256  # on Hopper, by benchmarks/many_clients.py
 # For kernels that begin while the one before them ends: see driver.py.
 DEPENDENT_LAUNCH = {
     "AWAIT_BEFORE()": f'asm volatile("{driver.AWAIT_BEFORE}" ::: "memory")',
@@ -64,6 +65,9 @@ class Nvidia(Vendor):
 
     def communicator(self, device: Any) -> Any:
         return deferred_reduce.communicator_of(device)
+
+    def rows_at_once(self, features: Any) -> int:
+        return ROWS_AT_ONCE if features.architecture >= driver.HOPPER else 1
 
     def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
         return split.saved_operands(device, known, terms)

@@ -52,6 +52,10 @@ class Vendor:
         """Return how processes meet to reduce on their devices; None if only the host's memory connects them."""
         return None
 
+    def rows_at_once(self, features: Any) -> int:
+        """Return the number of rows that a linear layer computes in about the time of one."""
+        return 1
+
     def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
         """Return what a convolution saves of its operands for backward."""
         return ()
