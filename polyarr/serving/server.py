@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Collection, Iterator
@@ -109,11 +110,14 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal comes, then end the worker's threads; signals are handled until these have ended."""
+        gc.collect()
+        gc.freeze()  # or else a collection, which visits all steps of compiled programs, halts all texts
         with self._taken_signals():
             try:
                 super().run(sockets)
             finally:
                 self.service.worker.close()
+                gc.unfreeze()
 
     def _limiting_connections(self, app: ASGIApp) -> ASGIApp:
         """Return an application that refuses requests while there are too many connections."""
