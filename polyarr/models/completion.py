@@ -428,6 +428,8 @@ class Stops:
 
     def add(self, text: str) -> str:
         """Add a piece; return the characters that certainly belong to the text."""
+        if not self._strings:
+            return text
         text = self._held + text
         ends = [(at + len(stop), at) for stop in self._strings if (at := text.find(stop)) >= 0]
         if ends:

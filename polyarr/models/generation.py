@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -327,12 +328,18 @@ def _draws(tokens: Array, seed: int | Sequence[int] | None) -> Iterator[tuple[Ar
 
 def uniform_numbers(seed: int | None) -> Iterator[float]:
     """Yield the uniform numbers from which the tokens of one row are drawn."""
-    with use_backend("numpy"):
-        like = creation.zeros(())
-    block = 0
+    like, block = _number_on_host(), 0
     while True:
         block += 1
-        yield from _units(like, 1, None if seed is None else [seed], block).numpy()[0].tolist()
+        key = random.draw() if seed is None else (seed % 2**64, block)
+        bits = ops.random_bits(*key, like, shape=(_DRAWS_AT_ONCE,)).numpy()
+        yield from ((bits >> 8).astype(np.float32) * np.float32(2.0**-24)).tolist()
+
+
+@cache
+def _number_on_host() -> Array:
+    with use_backend("numpy"):
+        return creation.zeros(())
 
 
 def _units(like: Array, rows: int, seeds: Sequence[int] | None, block: int) -> Array:

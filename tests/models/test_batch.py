@@ -5,7 +5,7 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate
-from polyarr.models.batch import CHUNK
+from polyarr.models.prompts import CHUNK
 
 SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
 EXPERTS = {"n_experts": 5, "experts_per_token": 2, "expert_dim": 40, "shared_dim": 10}
@@ -84,12 +84,18 @@ def write(batch, texts):
         step += 1
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_text_does_not_depend_on_the_others_to_the_bit(kind, backend):
+def compute_at_once(monkeypatch, backend, count):
+    """Let batches compute short prompts together, as on devices that compute `count` rows in the time of one."""
+    monkeypatch.setattr("polyarr.models.batch.get_backend", lambda: backend._replace(rows_at_once=count))
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("gpt", 1), ("llama", 64), ("experts", 32), ("gpt-oss", 1)])
+def test_a_text_does_not_depend_on_the_others_to_the_bit(kind, at_once, backend, monkeypatch):
     """In random schedules; the texts alone are written in the same batch, in any row.
 
     The seed is of texts with all samplings, some with masks and some without, which share few kinds of sampling.
     """
+    compute_at_once(monkeypatch, backend, at_once)
     batch, generator = Batch(model_of(kind), 3), np.random.default_rng(137)
     texts = [Text(generator, number) for number in range(12)]
     write(batch, texts)
@@ -103,6 +109,30 @@ def test_a_text_does_not_depend_on_the_others_to_the_bit(kind, backend):
             text.begin = int(generator.integers(30))
         write(batch, texts)
         assert [text.found for text in texts] == wanted
+
+
+def test_short_prompts_are_computed_together(backend, monkeypatch):
+    """Those of one size, three at a time; a text alone, in a pass with other rows filled up, has the same bits."""
+    compute_at_once(monkeypatch, backend, 48)
+    batch, passes = Batch(model_of("llama"), 6), []
+    real = batch._prompts._computed
+    batch._prompts._computed = lambda rows, *given: passes.append(rows) or real(rows, *given)
+    prompts = [np.arange(n) * 7 % 23 for n in (3, 20, 16, 1, 2, 9)]  # the second one is longer than 16
+    rows = [batch.add(prompt, Sampling(), seed=n, logprobs=1) for n, prompt in enumerate(prompts)]
+    found = [one for _ in range(8) for one in batch.step()]
+    assert passes == [[0, 2, 3], [1], [4, 5]]
+    for row in rows:
+        batch.remove(row)
+    assert not batch.step()
+    for n, prompt in enumerate(prompts):
+        row = batch.add(prompt, Sampling(), seed=n, logprobs=1)
+        alone = [one for _ in range(5) for one in batch.step()]
+        together = [one for one in found if one.row == rows[n]][:5]
+        assert [one.token for one in alone] == [one.token for one in together]
+        for one, other in zip(alone, together, strict=True):
+            assert [a.tobytes() for a in one.logprobs] == [a.tobytes() for a in other.logprobs]
+        batch.remove(row)
+        batch.step()
 
 
 def test_texts_are_those_of_generate(backend):
