@@ -37,6 +37,7 @@ from polyarr.text.tokens import Records
 from polyarr.training import PRESETS, Recipe, Run, check_length, load_checkpoint, new_run, resumed_run, train
 from polyarr.training.files import RUN_FILES, newest
 from polyarr.training.presets import named_recipe, parsed_settings, to_toml
+from polyarr.training.pretrained import NO_TEXT
 from polyarr.training.ranks import check_equal_on_ranks, on_root, split_step
 from polyarr.training.recipes import COMPUTED
 from polyarr.training.run import device, perplexity, speed
@@ -284,6 +285,11 @@ def _resumed(
     if recipe.steps < step:
         raise click.UsageError(f"{out} has done {step} steps already; --steps must not be below them")
     found = data or (Path(saved.info["data"]) if saved.info["data"] else None)
+    if found is None and saved.info["text"] == NO_TEXT:
+        raise click.UsageError(
+            f"{out} was imported, and has no text to go on with; give one by --data, or use --from {out}, "
+            "which keeps what was imported"
+        )
     corpus = _corpus(found, recipe, saved.tokenizer)
     check_equal_on_ranks(world, lambda: _of_a_run(saved.info["preset"], recipe, saved.info["seed"], corpus))
     run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found), world=world)

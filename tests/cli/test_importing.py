@@ -6,6 +6,7 @@ import shlex
 import shutil
 import tracemalloc
 
+import click
 import numpy as np
 import pytest
 
@@ -112,6 +113,10 @@ def test_a_folder_is_imported_generates_is_trained_and_goes_out(folder, capsys):
     assert capsys.readouterr().out == found.tokenizer.decode(wanted.tolist()) + "\n"
 
     (folder / "a.txt").write_text(TEXT)
+    before = (folder / "run" / "best.safetensors").read_bytes()
+    with pytest.raises(click.UsageError, match="was imported, and has no text to go on with; give one by --data"):
+        polyarr("train", "--resume", "--out", folder / "run", "--backend", "numpy")
+    assert (folder / "run" / "best.safetensors").read_bytes() == before
     options = ("--data", folder / "a.txt", "--backend", "numpy", "--steps", 3, "--lr", 1e-2)
     polyarr("train", "--resume", "--out", folder / "run", *options)
     said = capsys.readouterr().out
