@@ -53,6 +53,7 @@ def hint_of_others(folder: Path) -> str:
     hints = {
         "is pickled, which is never read: save it as safetensors": PICKLED,
         "is a model in llama.cpp's format: name the file itself": (".gguf",),
+        "is of a run: polyarr train --from continues it, polyarr export writes it for others": ("best.safetensors",),
         "is of adapters: take the model that they belong to, and add them with --adapters": ("adapter_config.json",),
     }
     for hint, ends in hints.items():

@@ -112,7 +112,8 @@ def load_pretrained(
             return _loaded(form, config, tensors, dtype, kept)
     folder = path if path.is_dir() else path.parent
     if not os.path.lexists(folder / CONFIG):
-        raise FileNotFoundError(f"{path}: no {CONFIG} is here{hint_of_others(folder)}")
+        missing = f"here{hint_of_others(folder)}" if path == folder else "beside this file"
+        raise FileNotFoundError(f"{path}: no {CONFIG} is {missing}")
     with errors_with_path("load_pretrained", path):
         settings = read_json(folder / CONFIG)
         form = format_of(settings)

@@ -203,14 +203,29 @@ def load_checkpoint(
         return _restored(info, arrays, dtype)
 
 
+def _name_of(file: Path) -> str:
+    """Return a hint for an error about a file in place of a folder: which checkpoint of its folder it is, or ""."""
+    is_checkpoint = file.stem in checkpoints(file.parent) and file == path_of(file.parent, file.stem)
+    return f", here {file.parent}, and the checkpoint's name, {file.stem}" if is_checkpoint else ""
+
+
+def _runs_inside(folder: Path) -> str:
+    """Return a hint for an error about a folder without checkpoints: the subfolders with some, up to 5, or ""."""
+    runs = [str(inside) for inside in sorted(folder.iterdir()) if inside.is_dir() and checkpoints(inside)]
+    more = ", ..." if len(runs) > 5 else ""
+    return f"; runs in it: {', '.join(runs[:5])}{more}" if runs else ""
+
+
 def _content(folder: Path, name: str) -> Content:
     """Return the info and the arrays of a checkpoint, which must be intact and not lie beside one of another run."""
     path = path_of(folder, name)
+    if folder.is_file():
+        raise NotADirectoryError(f"{folder}: a file; give the folder of a run{_name_of(folder)}")
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder")
     if not path.is_file():
-        names, hint = ", ".join(checkpoints(folder)), hint_of_others(folder)
-        others = f"; there is {names}" if names else ""
+        names = ", ".join(checkpoints(folder))
+        others, hint = (f"; there is {names}", "") if names else ("", hint_of_others(folder) or _runs_inside(folder))
         raise FileNotFoundError(f"{folder}: no checkpoint {name!r} here ({path.name} is missing{others}){hint}")
     with _errors_with_path(path):
         found = _read(path)

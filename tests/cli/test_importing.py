@@ -70,6 +70,7 @@ def dtypes(model):
         (("model.Q4_K_M.gguf",), r"no config\.json is here; model\.Q4_K_M\.gguf is a model in llama\.cpp's"),
         (("adapter_config.json", "adapter_model.safetensors"), r"; adapter_config\.json is of adapters: take"),
         (("pytorch_model.bin",), r"; pytorch_model\.bin is pickled"),
+        (("best.safetensors",), r"; best\.safetensors is of a run: polyarr train --from continues it"),
     ],
 )
 def test_a_folder_without_a_model_says_what_was_found(tmp_path, files, told):
@@ -77,6 +78,13 @@ def test_a_folder_without_a_model_says_what_was_found(tmp_path, files, told):
         (tmp_path / name).touch()
     with pytest.raises(FileNotFoundError, match=f"^{tmp_path}: .*{told}" if files else f"^{tmp_path}{told}"):
         import_model(tmp_path, tmp_path / "out")
+
+
+def test_a_file_without_a_config_beside_it_says_nothing_of_its_neighbors(tmp_path):
+    for name in ("notes.txt", "other.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(FileNotFoundError, match=r"notes\.txt: no config\.json is beside this file$"):
+        import_model(tmp_path / "notes.txt", tmp_path / "out")
 
 
 def test_the_error_for_a_hub_name_says_how_to_download_it(tmp_path, monkeypatch):

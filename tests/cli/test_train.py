@@ -266,7 +266,17 @@ WRONG = {
     "prompt": (("generate", "run", "--backend", "numpy", "--prompt", "fox Ä"), 2, "'Ä' (U+00C4)"),
     "empty prompt": (("generate", "run", "--backend", "numpy", "--prompt", ""), 2, "'--prompt'"),
     "no such run": (("generate", "none", "--backend", "numpy"), 1, "polyarr: none: no such file or folder; to fetch a"),
-    "no run": (("generate", ".", "--backend", "numpy"), 1, "polyarr: .: no checkpoint 'best' here"),
+    "no run": (
+        ("generate", ".", "--backend", "numpy"),
+        1,
+        "polyarr: .: no checkpoint 'best' here (best.safetensors is missing); runs in it: run",
+    ),
+    "a text as a run": (("generate", "a.txt", "--backend", "numpy"), 1, "a.txt: a file; give the folder of a run\n"),
+    "a checkpoint's file": (
+        ("generate", "run/last.safetensors", "--backend", "numpy"),
+        1,
+        "run/last.safetensors: a file; give the folder of a run, here run, and the checkpoint's name, last\n",
+    ),
     "temperature": (("generate", "run", "--temperature", "-1"), 2, "'--temperature'"),
     "speculate": (("generate", "run", "--speculate", "65"), 2, "'--speculate'"),
     "top-p": (("generate", "run", "--top-p", "0"), 2, "'--top-p'"),
