@@ -402,7 +402,7 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
             _track(inner, i)
         token = _in_forward.set((*_in_forward.get(), fn))
         try:
-            value, kept = two_values(forward(*inner), "custom_vjp: forward", "(value, kept)")
+            value, kept = two_values(forward(*inner), "custom_vjp: forward", "(value, saved)")
         finally:
             _in_forward.reset(token)
     value = tree.map(_untracked, value)

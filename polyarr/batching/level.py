@@ -328,7 +328,8 @@ class Level:
                 for spec in read.nodes.values():
                     what = f"an array {spec} is differentiated and is no argument of fn"
                     raise GradientError(f"custom_vjp: {what}; make it one, or use stop_gradient on it")
-                value, kept = two_values(found, "custom_vjp: forward", "(value, kept)") if len(forms) else (found, None)
+                due = "(value, saved)"
+                value, kept = two_values(found, "custom_vjp: forward", due) if len(forms) else (found, None)
                 both = self._unwrapped(value, is_spread=True), self._unwrapped(kept)
             forms[:] = [own for _, own in both]
             return tuple(arrays for arrays, _ in both)

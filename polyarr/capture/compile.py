@@ -288,5 +288,6 @@ def _change(before: dict[str, list[Any]], now: dict[str, list[Any]]) -> str:
 def _warn(name: str, many: int, why: str) -> None:
     """Warn that a function was captured so often, and say why it was the last time."""
     text = f"compile: {name} was captured {many + 1} times, the last time because {why}"
-    text += "; each costs more than a plain call: make what changes an array or a number, or leave it out"
+    text += "; each costs more than a plain call: make what changes an array, or a number that is not in constants=, "
+    text += "or leave it out"
     warnings.warn(text, CaptureWarning, stacklevel=4)

@@ -295,7 +295,7 @@ class Trace:
             return a
         raise CaptureError(
             f"compile: {user_location()} uses an array {a.spec} on {a.backend.name!r} that the function was not given; "
-            "make it an argument, or name it in captures= of compile"
+            "make it an argument; pa.compile can also name it in captures="
         )
 
 

@@ -48,7 +48,8 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
         BackendError: `g` is on another backend.
     """
     if type(g) is not Array or g.shape != spec.shape:
-        raise ShapeError(f"{given} {described(g)} for {spec}; it must be an array of that shape")
+        due = "an array" if type(g) is Array else "a polyarr array"
+        raise ShapeError(f"{given} {described(g)} for {spec}; it must be {due} of that shape")
     if g.dtype != spec.dtype and spec.dtype in INEXACT:
         raise DtypeError(f"{given} {g.spec} for {spec}; it must have that dtype: cast it with astype")
     if backend is not None and not backend.meets(g.backend):
