@@ -1,6 +1,7 @@
 """Builds programs: macros, #line directives, the cache, and kernel objects that are fetched once."""
 
 import hashlib
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,8 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, complex64, complex128, float16, float32, float64
 from polyarr.core.spec import bool as bool_
 from polyarr.settings import is_on
+
+_UNDECLARED = re.compile(r"implicit declaration of function '(?:_cl_)?(\w+)'")
 
 # The C types of a dtype: T, in which elements are stored, and ACC, in which arithmetic is done.
 STORED = {
@@ -131,8 +134,13 @@ class ProgramCache:
 
 
 def _compiler_log(text: str) -> str:
-    """Return the compiler's own lines in PyOpenCL's error, each once; the whole error if there are none."""
+    """Return the compiler's own lines in PyOpenCL's error, each once; the whole error if there are none.
+
+    For PoCL kernels/builtins.cl replaces the compiler's declarations, so a line says so of a function it may lack.
+    """
     _, _, log = text.partition("\nBuild on ")
     log = log.partition("\n(options: ")[0].partition("\n")[2]
     lines = dict.fromkeys(line.rstrip() for line in log.splitlines() if line.strip() and " failed to build" not in line)
+    for name in dict.fromkeys(_UNDECLARED.findall("\n".join(lines))):
+        lines[f"if {name} is a function of OpenCL C, declare it in kernels/builtins.cl"] = None
     return "\n".join(lines) or text

@@ -9,7 +9,7 @@ import pytest
 from polyarr.core.errors import BackendError
 from tests.helpers.opencl_modules import opencl_modules
 
-(source,) = opencl_modules("source")
+source, program = opencl_modules("source", "program")
 from tests.platforms import offline  # noqa: E402
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
@@ -140,3 +140,12 @@ def test_a_program_needs_the_macros_of_its_header(stem, macros):
     with pytest.raises(BackendError, match=rf"{stem}.cl needs {', '.join(sorted(macros))}; given are "):
         programs.text(stem, defines)
     assert programs.text(stem, {f"{name}(j)": 1 for name in source.needed(stem)})
+
+
+def test_the_error_for_a_function_that_builtins_lacks_says_where_to_declare_it():
+    said = "clBuildProgram failed\n\nBuild on <device>:\n\n" + 2 * (
+        "error: a.cl:3:5 <Spelling=_builtin_renames.h:9:24>: implicit declaration of function '_cl_isnan' is invalid\n"
+    )
+    log = program._compiler_log(said)
+    assert log.splitlines()[1:] == ["if isnan is a function of OpenCL C, declare it in kernels/builtins.cl"]
+    assert "builtins" not in program._compiler_log("x\n\nBuild on <device>:\n\na.cl:3:5: error: expected ';'\n")
