@@ -14,6 +14,9 @@ from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.binding import outdated_backward
 from polyarr.core.current import find_with, forget_default, undecided
 from polyarr.core.errors import BackendError
+from polyarr.core.op import Op
+from polyarr.core.program import Kind, Program, Run, Step
+from polyarr.core.spec import Spec
 from polyarr.plugins.hooks import BackendSpec, Override
 from polyarr.plugins.loading import (
     THIS_PROCESS,
@@ -156,12 +159,36 @@ def _with_overrides(backend: Backend) -> Backend:
         kernels |= found
         rows += [Override(name, op.name, plugin.distribution, plugin.entry_point) for op in found]
     _registry.overrides[name] = rows
+    replaced = {op for op, kernel in kernels.items() if kernel is not backend.kernels.get(op)}
+    if not replaced:
+        return backend._replace(kernels=MappingProxyType(kernels))
     # `reads` and `precisions` describe the backend's own kernels; a replaced kernel gets the default arguments.
     reads, precisions = (
-        {op: said for op, said in table.items() if kernels.get(op) is backend.kernels.get(op)}
-        for table in (backend.reads, backend.precisions)
+        {op: said for op, said in table.items() if op not in replaced} for table in (backend.reads, backend.precisions)
     )
-    return backend._replace(kernels=MappingProxyType(kernels), reads=reads, precisions=precisions)
+    fusion, replay = backend.fusion, backend.replay
+    if fusion is not None:  # which would compute the op by the backend's own expression
+        fusion = fusion._replace(kind=functools.partial(_kind_unless_replaced, replaced, fusion.kind))
+    if replay is not None:  # which knows the launches and the meaning of the backend's own kernels only
+        replay = functools.partial(_replay_unless_replaced, replaced, replay)
+    return backend._replace(
+        kernels=MappingProxyType(kernels), reads=reads, precisions=precisions, fusion=fusion, replay=replay
+    )
+
+
+def _kind_unless_replaced(
+    replaced: set[Op], kind: Callable[..., Kind | None], step: Step, specs: tuple[Spec, ...], out: Spec
+) -> Kind | None:
+    """Return the Kind that a backend gives a step; None if a plugin replaces the op's kernel."""
+    return None if step.op in replaced else kind(step, specs, out)
+
+
+def _replay_unless_replaced(
+    replaced: set[Op], replay: Callable[[Program, Run], Run], program: Program, run: Run
+) -> Run:
+    """Return a backend's replay of a program; the default run, which calls each kernel, if a plugin replaces one."""
+    ops = [step.op for step in program.steps if isinstance(step.op, Op)]  # of a fused group it is a Program
+    return replay(program, run) if replaced.isdisjoint(ops) else run
 
 
 def _kernels_of(plugin: Plugin, backend: Backend, taken: list[Override]) -> dict[Any, Any]:

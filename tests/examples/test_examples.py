@@ -20,12 +20,12 @@ from polyarr import ops, plugins
 from polyarr.backends.kernels import make_kernels
 from polyarr.cli import main
 from polyarr.core.backend import Backend
-from polyarr.core.current import get_backend
+from polyarr.core.current import get_backend, use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups
 from polyarr.core.op import OPS
 from polyarr.plugins import PluginWarning, diagnosis, hookimpl
-from polyarr.testing import USUAL_LEVEL, Data, Sample, checks
+from polyarr.testing import USUAL_LEVEL, Data, Sample, capturing, checks
 from polyarr.testing.cases import Effort, cases
 from polyarr.testing.compare import Lacking
 from tests.helpers.root import ROOT
@@ -358,6 +358,13 @@ def test_the_pages_kernel_in_opencl_c(tmp_path, monkeypatch):
         checks.check_layout(ops.square, backend, Sample((Data((5, 33)),)))
         checks.check_bounds(ops.square, backend, Sample((Data((5, 33)),)))
         checks.check_backward(ops.square, backend, Sample((Data((5, 33)),)))
+        capturing.check_captured(ops.square, backend, Sample((Data((5, 33)),)))
+        summed = pa.compile(lambda x: pa.sum(pa.square(x)))
+        with use_backend(backend):
+            assert [float(summed(pa.asarray([1.0, 2.0, 3.0 + i]))) for i in range(4)] == [14, 21, 30, 41]
+            mixed = pa.compile(lambda x: pa.square(x + 1) - x)
+            mixed(pa.ones((3,)))
+        assert "square(" in str(mixed.programs()[0]), "fused, so not by the plugin's kernel"
     sys.modules.pop("polyarr_cl_square")
 
 
