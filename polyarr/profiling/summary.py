@@ -17,6 +17,8 @@ LEAVES = ("kernel", "forward", "backward", "group")
 Interval = tuple[float, float]
 UNITS = "GFLOP/s", "GB/s"
 INDEX = re.compile(r"(?<![^.])\d+(?![^.])")  # of a layer in a list, in a dotted path
+MAX_FUSED_NAMES = 3  # names of fused ops in a row of the table, if there are more than five
+_FUSED = re.compile(r"\w+(?:\+\w+){5,}")
 HEADERS = ("calls", "launches", "device ms", "share", "host ms", "MB", "GB/s", "GFLOP/s", "of peak", "kernels")
 
 
@@ -291,11 +293,17 @@ def _aligned(title: str, rows: list[Row], peaks: dict[str, Mapping[str, float]])
     """Format rows as a table with names on the left, numbers on the right, and no empty columns."""
     total, several = sum(row.seconds for row in rows), len({row.device for row in rows if row.device}) > 1
     cells: list[tuple[str, ...]] = [(title, *HEADERS)]
-    cells += [
-        (f"{r.name} ({r.device})" if several and r.device else r.name, *_cells(r, total, peaks.get(r.device, {})))
-        for r in rows
-    ]
+    for row in rows:
+        name = _FUSED.sub(_shortened, row.name)
+        titled = f"{name} ({row.device})" if several and row.device else name
+        cells.append((titled, *_cells(row, total, peaks.get(row.device, {}))))
     return _columns(cells)
+
+
+def _shortened(names: re.Match) -> str:
+    """Return the first names of many fused ops, and how many more there are."""
+    ops = names[0].split("+")
+    return f"{'+'.join(ops[:MAX_FUSED_NAMES])}+{len(ops) - MAX_FUSED_NAMES} more"
 
 
 def _columns(cells: list[tuple[str, ...]]) -> list[str]:

@@ -114,6 +114,23 @@ def test_a_fused_group_is_one_kernel_with_the_names_of_its_ops_and_its_line(tmp_
     assert span["args"]["fused"] == [f"{name}, {place}" for name in ("exp", "multiply", "add")]
 
 
+@on_opencl
+def test_the_table_names_three_of_many_fused_ops():
+    def long(x):
+        for _ in range(3):
+            x = pa.tanh(x * 2) + 1
+        return x
+
+    step, x = pa.compile(long), pa.ones((4, 5))
+    for _ in range(3):
+        step(x)
+    with pa.profile() as p:
+        step(x)
+    names = "+".join(["multiply", "tanh", "add"] * 3)
+    assert any(row.name.startswith(names) for row in p.ops())
+    assert "multiply+tanh+add+6 more" in str(p) and names not in str(p)
+
+
 def test_layers_share_a_row_where_their_shapes_are_the_same(backend):
     """Layers with other widths have rows of their own, with their numbers."""
 
