@@ -1,7 +1,11 @@
-"""Grouping of the conformance kit's failures by their probable cause: a kernel that many ops use."""
+"""What the conformance kit's failures have as probable cause: the function of a kernel, and an op that many ops use."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from polyarr.core.backend import Backend, Fused
+from polyarr.core.op import Op
 
 # Property shared by the calls of a check, as a phrase that follows the op's name.
 ASPECTS = {
@@ -61,3 +65,19 @@ def _aspect(checks: set[str]) -> str:
     """Return the phrase shared by all the checks, or "" if they differ."""
     phrases = {ASPECTS.get(check, f"in {check}" if check[-1].isdigit() else "") for check in checks}
     return phrases.pop() if len(phrases) == 1 else ""
+
+
+def computed_by(op: Op, backend: Backend) -> str:
+    """Return a comment line that names the functions of an op's kernel, with their lines; "" if there are none."""
+    kernel = backend.kernels.get(op)
+    functions = (kernel.forward, kernel.backward) if isinstance(kernel, Fused) else (kernel,)
+    names = [name for function in functions if (name := _place_of(function))]
+    return f"\n    # computed by {' and '.join(names)}" if names else ""
+
+
+def _place_of(function: Callable | None) -> str:
+    """Return the qualified name and the line of a Python function, in a partial or a wrapper too; "" of any other."""
+    while function is not (inner := inspect.unwrap(getattr(function, "func", function))):  # type: ignore[arg-type]
+        function = inner
+    code = getattr(function, "__code__", None)
+    return f"{function.__module__}.{function.__qualname__}, line {code.co_firstlineno}" if code else ""

@@ -31,6 +31,7 @@ from polyarr.core.names import renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import COMPLEX, INEXACT, Spec, float32, float64, real_of
 from polyarr.testing import adapters, covered
+from polyarr.testing.causes import computed_by
 from polyarr.testing.compare import (
     CheckFailure,
     Lacking,
@@ -72,9 +73,8 @@ def check(fn: Callable) -> Callable:
                 fn(op, found, sample)
         except Exception as error:
             error.add_note(
-                f"{TO_REPRODUCE}:\n    from polyarr import ops\n"
-                f"    from polyarr.testing import Data, Sample, {home}\n"
-                f"    {home}.{fn.__name__}(ops.{op.name}, {found.name!r}, {sample!r})"
+                f"{TO_REPRODUCE}:\n    from polyarr import ops\n    from polyarr.testing import Data, Sample, {home}\n"
+                f"    {home}.{fn.__name__}(ops.{op.name}, {found.name!r}, {sample!r}){computed_by(op, found)}"
             )
             raise
 

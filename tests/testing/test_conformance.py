@@ -1,5 +1,6 @@
 """The conformance kit as an author of a backend runs it: pytest sessions with correct, wrong and missing backends."""
 
+import functools
 import json
 import os
 import re
@@ -12,11 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 import polyarr
-from polyarr import plugins
+from polyarr import ops, plugins
 from polyarr.cli import main
-from polyarr.testing import USUAL_LEVEL, CheckFailure
+from polyarr.core.backend import Fused
+from polyarr.testing import USUAL_LEVEL, CheckFailure, Data, Sample, checks
 from polyarr.testing.cases import cases, columns
-from polyarr.testing.causes import causes
+from polyarr.testing.causes import causes, computed_by
 from polyarr.testing.page import SYMBOLS
 from polyarr.testing.report import Result, verdict
 from tests.helpers.html_page import Page
@@ -333,6 +335,25 @@ def test_failures_are_grouped_by_the_op_that_explains_them():
         "2 failures, all where exp in float16 is used: "
     )
     assert len(told(layer, layer._replace(subject="generation"))) == 2
+
+
+def test_a_failure_names_the_functions_of_the_kernel():
+    def forward(out, x):
+        return x * 2, None
+
+    def backward(scale, g, saved, x, *, wanted):
+        return (g * scale,)
+
+    backend = polyarr.get_backend("numpy")
+    kernels = {**backend.kernels, ops.silu: Fused(forward, functools.partial(backward, 3)), ops.abs: abs}
+    backend = backend._replace(kernels=kernels)
+    with pytest.raises(CheckFailure) as caught:
+        checks.check_forward(ops.silu, backend, Sample((Data((3,), values="normal"),)))
+    here, lines = f"{__name__}.test_a_failure_names_the_functions_of_the_kernel.<locals>", []
+    for function in (forward, backward):
+        lines.append(f"{here}.{function.__name__}, line {function.__code__.co_firstlineno}")
+    assert caught.value.__notes__[0].splitlines()[-1] == f"    # computed by {' and '.join(lines)}"
+    assert computed_by(ops.abs, backend) == computed_by(ops.mean, backend) == ""  # written in C; a decomposition
 
 
 def test_exceptions_enter_the_verdict(kit, tmp_path):
