@@ -118,7 +118,7 @@ def save_adapters(
     folder, dtype, form = Path(path), as_dtype(dtype), _format_of_base(model, base)
     found = {own: layer for own, layer in _linear_layers(model).items() if type(layer) is LoRALinear}
     if not found:
-        raise ValueError("save_adapters: the model has no adapters; nn.lora gives it some")
+        raise ValueError("save_adapters: the model has no adapters; nn.lora, or train --lora, gives it some")
     folder.mkdir(parents=True, exist_ok=True)
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")

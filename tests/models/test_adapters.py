@@ -211,7 +211,7 @@ def test_what_is_not_there_or_has_adapters_already(tmp_path):
     model = model_of("gpt2")
     with pytest.raises(FileNotFoundError, match="no such folder"):
         load_adapters(tmp_path / "none", model)
-    with pytest.raises(ValueError, match=r"the model has no adapters; nn\.lora gives it some"):
+    with pytest.raises(ValueError, match=r"the model has no adapters; nn\.lora, or train --lora, gives it some"):
         save_adapters(tmp_path, model)
     save_adapters(tmp_path, adapted(model))
     with pytest.raises(FileExistsError, match="it holds adapters already"):
