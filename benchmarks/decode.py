@@ -254,7 +254,7 @@ def main():
         "eager": Polyarr(narrow, options.batch_size, lambda fn: fn),
     }
     for kind in filter(None, options.weights.split(",")):
-        writers[kind] = Polyarr(narrow.quantised(kind), options.batch_size, writers["captured"].way)
+        writers[kind] = Polyarr(narrow.quantized(kind), options.batch_size, writers["captured"].way)
     if torch is None:
         print("PyTorch is not installed, so there is nothing to compare with: pip install torch")
     else:

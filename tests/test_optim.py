@@ -178,7 +178,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         optim.accumulate(loss_fn, model, [])
 
 
-def test_optimisers_are_values():
+def test_optimizers_are_values():
     assert optim.AdamW(lr=1e-3) == optim.AdamW(lr=1e-3) != optim.AdamW(lr=1e-4)
     assert "weight_decay=0.01" in repr(optim.AdamW()) and optim.Adam().weight_decay == 0
     assert math.isclose(optim.AdamW(lr=optim.constant(0.5)).learning_rate(3), 0.5)

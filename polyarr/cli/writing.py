@@ -91,7 +91,7 @@ def open_writer(
     model, tokenizer = loaded(folder, checkpoint, dtype)
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
-    model = model.quantised(weights) if weights else merge_lora(model)  # frees what was loaded
+    model = model.quantized(weights) if weights else merge_lora(model)  # frees what was loaded
     draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
         yield Writer(model, programs, draft_model)

@@ -297,7 +297,7 @@ _NN = {
     "pa.nn.MultiHeadAttention": "MultiHeadDotProductAttention MultiheadAttention",
     "pa.nn.PositionalEncoding": "SinusoidalPositionalEncoding",
     "pa.nn.TransformerBlock": "TransformerDecoderLayer TransformerEncoderLayer",
-    "pa.nn.quantised": "quantize",
+    "pa.nn.quantized": "quantize",
     "pa.nn.rotary": "RoPE",
     "pa.nn.SiLU": "Swish",
     "pa.interpolate": "Upsample",

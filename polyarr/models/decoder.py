@@ -9,7 +9,7 @@ from polyarr.autograd import checkpoint
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import INTEGERS, described, shown
-from polyarr.nn import Embedding, KeyValueCache, Linear, Module, QuantizedLinear, quantised
+from polyarr.nn import Embedding, KeyValueCache, Linear, Module, QuantizedLinear, quantized
 from polyarr.nn.attention import unpadded, windowed
 from polyarr.ops.validation import check_array, whole
 
@@ -218,7 +218,7 @@ class LanguageModel(Module):
         """Return empty key-value caches, one for each block, with a capacity of `size` positions of `batch` rows."""
         return [block.att.cache(batch, size, self.tok_emb.weight) for block in self.blocks]
 
-    def quantised(self, kind: str = "int8") -> Self:
+    def quantized(self, kind: str = "int8") -> Self:
         """Return the model with quantized weights in its linear layers (weight-only quantization).
 
         Generation is bound by the bandwidth of reading the weights. A head that shares the weight of the token
@@ -233,7 +233,7 @@ class LanguageModel(Module):
 
         Source: Dettmers, Lewis, Belkada, Zettlemoyer 2022, arXiv:2208.07339
         """
-        model = quantised(self, kind)
+        model = quantized(self, kind)
         if self.out_head is None:
             model.out_head = QuantizedLinear.of(self.tok_emb.weight, kind)
         return model

@@ -29,7 +29,7 @@ from polyarr.models.gpt import GPTConfig
 from polyarr.models.llama import LlamaConfig
 from polyarr.models.pretrained import rows_of_parts, sources
 from polyarr.nn import QuantizedLinear, merge_lora
-from polyarr.nn.quantised import quantized_layers
+from polyarr.nn.quantized import quantized_layers
 from polyarr.saving.gguf_file import GGUFEntry
 from polyarr.saving.tensor_file import Source, finite
 from polyarr.text import SubwordTokenizer, Tokenizer

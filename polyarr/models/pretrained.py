@@ -29,7 +29,7 @@ from polyarr.models.formats.packed import PackedTensor, with_packed
 from polyarr.models.gpt import GPTConfig
 from polyarr.models.llama import LlamaConfig
 from polyarr.nn import QuantizedLinear, merge_lora, shapes_only
-from polyarr.nn.quantised import quantized_layers, with_codes
+from polyarr.nn.quantized import quantized_layers, with_codes
 from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.saving.tensor_file import CODES, Source, TensorFile, finite, source_of, write_arrays

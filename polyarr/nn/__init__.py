@@ -34,7 +34,7 @@ from polyarr.nn.layers import (
 from polyarr.nn.lora import LoRALinear, lora, merge_lora
 from polyarr.nn.module import Module
 from polyarr.nn.norms import BatchNorm, GroupNorm, InstanceNorm, Statistics, observing
-from polyarr.nn.quantised import quantised
+from polyarr.nn.quantized import quantized
 from polyarr.nn.quantized_linear import QuantizedLinear
 from polyarr.nn.rotary import RotaryScaling, RotaryTables, rotary, turns
 
@@ -81,7 +81,7 @@ __all__ = [
     "merge_lora",
     "normal",
     "observing",
-    "quantised",
+    "quantized",
     "rotary",
     "shapes_only",
     "turns",

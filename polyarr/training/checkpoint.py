@@ -20,7 +20,7 @@ from polyarr.models.families import new_model
 from polyarr.models.folders import hint_of_others
 from polyarr.models.pretrained import largest_first
 from polyarr.nn import shapes_only
-from polyarr.nn.quantised import with_codes
+from polyarr.nn.quantized import with_codes
 from polyarr.optim import LossScale
 from polyarr.saving.tensor_file import Source, TensorFile, finite, source_of, write_arrays
 from polyarr.schema import check_json, in_one_line, parsed_json

@@ -16,7 +16,7 @@ from polyarr.distributed import World
 from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.families import new_model, settings_of
 from polyarr.nn import shapes_only
-from polyarr.nn.quantised import quantized_layers, with_codes
+from polyarr.nn.quantized import quantized_layers, with_codes
 from polyarr.text import Corpus, Tokenizer, same_tokens
 from polyarr.text.chat import Part
 from polyarr.text.records import shown_record

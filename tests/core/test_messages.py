@@ -322,7 +322,7 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.nn.turns(None, 2, 1), TypeError, "^turns: like is None; it must be a polyarr array"),
         (lambda x: pa.nn.LoRALinear(None, 1, 1.0), TypeError, "^LoRALinear: base is None; it must be a Linear, Gro"),
         (lambda x: pa.nn.merge_lora(x), TypeError, r"^merge_lora: model is float32\[2, 3\]; it must be a Module$"),
-        (lambda x: pa.nn.quantised([x]), TypeError, "^quantised: model is a list; it must be a Module$"),
+        (lambda x: pa.nn.quantized([x]), TypeError, "^quantized: model is a list; it must be a Module$"),
         (lambda x: pa.nn.QuantizedLinear.of(None), TypeError, "^QuantizedLinear: weight is None; it must be"),
         (lambda x: pa.nn.QuantizedLinear.of(x, "q5"), ValueError, "kind is 'q5'; it must be one of 'int8', 'q8_0'"),
         (lambda x: pa.nn.QuantizedLinear.of(pa.ones((2, 33)), "q8_0"), ShapeError, "its rows must be multiples of 32"),

@@ -150,7 +150,7 @@ def test_ranks_are_one_process_with_a_larger_batch(said: dict[str, list]) -> Non
         assert found["again"] and found["captured"]
 
 
-def test_sharded_optimisers(said: dict[str, list]) -> None:
+def test_sharded_optimizers(said: dict[str, list]) -> None:
     found = alike(said["sharded"])
     kept, own, whole = found.pop("memory")
     assert kept == own and whole / len(said["trees"]) <= own < 1.05 * whole / len(said["trees"])

@@ -133,7 +133,7 @@ def test_quantized_experts_compute_with_their_dequantized_weights(kind, bias, ba
     pa.random.seed(0)
     settings = {"experts": 5, "per_token": 2, "shared": 32, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
     made = with_biases(nn.MixtureOfExperts(64, 96, **settings, bias=bias))
-    small = nn.quantised(made, kind)
+    small = nn.quantized(made, kind)
     held = {name.rpartition(".")[2] for name in small.named_parameters() if name.startswith("expert_")}
     assert held == {"codes", "scale", *["bias"] * bias} and small.router.weight is made.router.weight
     for name in ("expert_gate", "expert_up", "expert_down"):
@@ -157,7 +157,7 @@ def test_experts_have_an_adapter_each(kind, bias, backend):
     pa.random.seed(0)
     settings = {"experts": 5, "per_token": 2, "init": nn.normal(0.3), "out_init": nn.normal(0.3)}
     plain = with_biases(nn.MixtureOfExperts(32, 64, **settings, bias=bias))
-    plain = plain if kind is None else nn.quantised(plain, kind)
+    plain = plain if kind is None else nn.quantized(plain, kind)
     made = nn.lora(plain, rank=3, match="expert_*", alpha=6)
     x, slope = pa.asarray(normal(9, 32)), pa.asarray(normal(9, 32, seed=1))
     np.testing.assert_array_equal(made(x).numpy(), plain(x).numpy())

@@ -43,10 +43,10 @@ def test_a_row_with_a_nan_does_not_become_numbers(backend):
 def test_a_layer_computes_with_its_dequantized_weight(backend, activation):
     pa.random.seed(1)
     plain = nn.Linear(33, 7, activation=activation)
-    layer, x = nn.quantised(plain), pa.random.normal((2, 3, 33))
+    layer, x = nn.quantized(plain), pa.random.normal((2, 3, 33))
     wanted = ops.linear(x, layer.weight, plain.bias, activation=activation).numpy()
     np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-5, atol=1e-5)
-    assert nn.quantised(nn.Linear(33, 7, bias=False))(x.astype("bfloat16")).dtype == pa.bfloat16
+    assert nn.quantized(nn.Linear(33, 7, bias=False))(x.astype("bfloat16")).dtype == pa.bfloat16
     for rows in (1, 8, 9, 40):  # few rows read the int8 codes, many the dequantized weight
         x = pa.random.normal((rows, 33))
         wanted = ops.linear(x, layer.weight, plain.bias, activation=activation).numpy()
@@ -78,7 +78,7 @@ def test_blocks_are_half_a_step_away_at_most(backend, kind, steps):
 
 @pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
 def test_codes_and_scales_are_neither_trained_nor_cast(on_numpy, kind):
-    layer = nn.quantised(nn.Linear(64, 4), kind)
+    layer = nn.quantized(nn.Linear(64, 4), kind)
     cast = layer.astype("bfloat16").unfreeze()
     assert not cast.named_parameters(only_trainable=True)
     for mine, theirs in zip(pa.tree.leaves(cast), pa.tree.leaves(layer), strict=True):
@@ -98,7 +98,7 @@ def dequantized(node):
 @pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
 def test_adapters_learn_beside_quantized_weights(backend, kind):
     """Their gradients are those beside the dequantized weights, and the codes stay."""
-    small = model_of("gpt").quantised(kind)
+    small = model_of("gpt").quantized(kind)
     tokens, targets = pa.asarray([[3, 1, 4, 1, 5]]), pa.asarray([[1, 4, 1, 5, 9]])
 
     def loss_of(model):
@@ -131,7 +131,7 @@ def test_adapters_learn_beside_quantized_weights(backend, kind):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_writes_the_same_with_a_cache_and_without(backend, name):
     model = model_of(name)
-    small, prompt = model.quantised(), pa.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
+    small, prompt = model.quantized(), pa.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
     held = {p.dtype.name for n, p in small.named_parameters().items() if n.endswith("codes")}
     assert held == {"int8"} and all(p.dtype != pa.int8 for p in model.named_parameters().values())
     assert small.caches(2, 8)[0].k.dtype == pa.float32
@@ -146,10 +146,10 @@ def test_a_model_writes_the_same_with_a_cache_and_without(backend, name):
 def test_adapters_are_merged_before(on_numpy):
     model = nn.lora(model_of("gpt"), rank=2)
     found = pa.tree.map(lambda p: p + 0.01, model)
-    wanted = nn.merge_lora(found).quantised()
-    for ours, theirs in zip(pa.tree.leaves(found.quantised()), pa.tree.leaves(wanted), strict=True):
+    wanted = nn.merge_lora(found).quantized()
+    for ours, theirs in zip(pa.tree.leaves(found.quantized()), pa.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-    assert type(found.quantised().blocks[0].att.qkv) is nn.QuantizedLinear
+    assert type(found.quantized().blocks[0].att.qkv) is nn.QuantizedLinear
 
 
 @pytest.mark.parametrize(

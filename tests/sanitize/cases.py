@@ -61,7 +61,7 @@ def families() -> Iterator[Iterator[Case]]:
     yield groups()
     yield measurements()
     for dtype in NARROW:
-        for family_of in (rows, losses, attentions, decodes, optimisers):
+        for family_of in (rows, losses, attentions, decodes, optimizers):
             yield family_of(dtype)
 
 
@@ -483,7 +483,7 @@ def products() -> Iterator[Case]:
     yield Case("linear without bias", ops.linear, (array(5, 7), array(33, 7)), backward=True)
 
 
-# ---- rows, losses, attention, optimisers -----------------------------------------------------------------------
+# ---- rows, losses, attention, optimizers -----------------------------------------------------------------------
 
 
 def norm_of_a_sum(*arrays: polyarr.Array) -> None:
@@ -580,7 +580,7 @@ def attend(q: Any, k: Any, v: Any, *, mask: Any, causal: bool) -> Any:
     return ops.attention(q, k, v, mask, 1, 2, causal=causal, dropout_rate=0.3 * causal)
 
 
-def optimisers(dtype: str) -> Iterator[Case]:
+def optimizers(dtype: str) -> Iterator[Case]:
     shapes = [(3, 5), (7,), (0,), (1, 4100)] + [(2,)] * 14  # more than one launch handles
     params, grads = ([array(*s, dtype=d) for s in shapes] for d in ("float32", dtype))
     yield Case(f"global_norm {dtype}", lambda *arrays: ops.global_norm(list(arrays)), tuple(grads))

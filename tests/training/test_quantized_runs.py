@@ -80,7 +80,7 @@ def test_another_type_is_converted_and_mixed_types_are_dequantized(tmp_path, on_
     assert not stored(tmp_path / "wide.gguf", "Q4_0")
     again = load_pretrained(tmp_path / "wide.gguf", keep_quantized=True)
     assert type(again.blocks[0].att.qkv) is nn.Linear
-    save_gguf(tmp_path / "int8.gguf", again.quantised("int8"), type="Q8_0")  # rows are dequantized, then rounded
+    save_gguf(tmp_path / "int8.gguf", again.quantized("int8"), type="Q8_0")  # rows are dequantized, then rounded
     assert stored(tmp_path / "int8.gguf", "Q8_0")
 
 

@@ -33,7 +33,7 @@ def of_gates(program):
 def layer(kind, activation="silu", bias=False, n=256, k=64):
     """Return a gated feed-forward whose weights are of a kind."""
     made = nn.GatedFeedForward(k, n, activation=activation, bias=bias).eval().astype("bfloat16")
-    return nn.quantised(made, kind) if kind in ("int8", "q8_0", "q4_0") else made.astype(kind)
+    return nn.quantized(made, kind) if kind in ("int8", "q8_0", "q4_0") else made.astype(kind)
 
 
 def reversed_factors(model, x):

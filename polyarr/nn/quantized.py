@@ -16,7 +16,7 @@ from polyarr.nn.quantized_linear import QuantizedLinear, check_kind_of_weights
 M = TypeVar("M", bound=Module)
 
 
-def quantised(model: M, kind: str = "int8") -> M:
+def quantized(model: M, kind: str = "int8") -> M:
     """Return a model with a QuantizedLinear in place of each Linear and GroupedLinear layer.
 
     Adapters are merged before. The routers of experts, which are small, stay as they are: rounding them would change
@@ -36,12 +36,12 @@ def quantised(model: M, kind: str = "int8") -> M:
 
     Examples:
         >>> from polyarr import nn
-        >>> model = nn.quantised(nn.Sequential(nn.Linear(8, 8)))
+        >>> model = nn.quantized(nn.Sequential(nn.Linear(8, 8)))
         >>> list(model.named_parameters())
         ['layers.0.codes', 'layers.0.scale', 'layers.0.bias']
     """
-    check_module("quantised", model)
-    check_kind_of_weights("quantised", kind)
+    check_module("quantized", model)
+    check_kind_of_weights("quantized", kind)
 
     def change(path: str, layer: Any) -> Module:
         if type(layer) is QuantizedLinear or path.rpartition(".")[2] == "router":
