@@ -87,6 +87,13 @@ def test_other_names_lead_to_the_nearest() -> None:
     assert training.__name__ == "polyarr.training"
 
 
+def test_a_part_that_is_not_loaded_says_how_to_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(pa, "models", raising=False)
+    said = r"^polyarr has no 'models' until that is imported; write import polyarr\.models$"
+    with pytest.raises(AttributeError, match=said):
+        pa.models  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("name", "there"),
     [("cumsum", "pa.cumulative_sum"), ("exp", "pa.exp"), ("ravel", r"x\.flatten\(\)"), ("sideways", ""),

@@ -5,6 +5,7 @@ executes every line; docs/coming-from.md shows the most important ones.
 """
 
 import difflib
+import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -457,9 +458,17 @@ def unknown(place: str, name: str, known: Iterable[str]) -> str:
     """Return the error message for a name that a module does not have."""
     if found := hint(place, name):
         return f"{place} has no {name!r}{found}"
+    if not name.startswith("_") and _is_module(f"{place}.{name}"):
+        return f"{place} has no {name!r} until that is imported; write import {place}.{name}"
     # Comparing all names takes a while, and pytest asks each module that a test file imports for private ones.
     close = [] if name.startswith("_") else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     return f"{place} has no {name!r}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _is_module(name: str) -> bool:
+    """Return whether there is such a module in a package that is imported."""
+    parent = sys.modules.get(name.rpartition(".")[0])
+    return hasattr(parent, "__path__") and importlib.util.find_spec(name) is not None
 
 
 def answering(place: str, known: Iterable[str]) -> Callable[[str], NoReturn]:
