@@ -67,7 +67,10 @@ def _texts(path: Path, field: str) -> Iterator[list[str]]:
 
 def _of_text(name: str, pieces: list[str], tokenizer: Tokenizer) -> Document:
     start = start_of(tokenizer)
-    encoded = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    try:
+        encoded = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     tokens = np.concatenate([np.array(start, np.int32), *encoded])
     is_scored = np.arange(len(tokens)) >= max(len(start), 1)
     size = sum(len(piece.encode()) for piece in pieces)

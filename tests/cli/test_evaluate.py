@@ -127,6 +127,11 @@ def test_without_a_token_before_it_the_first_is_not_scored(folder):
     assert document.is_scored.tolist() == [False, True, True] and document.bytes == 2
 
 
+def test_the_error_for_an_unknown_character_names_the_document(folder):
+    with pytest.raises(ValueError, match=r"b\.jsonl: text 1: encode: not in the vocabulary of .*U\+00E9"):
+        list(read_documents([folder / "texts" / "b.jsonl"], CharTokenizer("".join({*TEXTS[1]}))))
+
+
 @pytest.mark.parametrize(
     ("content", "options", "error"),
     [
