@@ -79,7 +79,7 @@ class Launch(NamedTuple):
         group: Local size (work-group or thread block) of a kernel; None if the work is not a kernel.
         times: () -> (start, end) of the work on the device, in seconds of time.perf_counter. Waits for the work to
             finish.
-        step: The program and the step of a captured function that the work belongs to; None if a launcher enqueued it.
+        step: The program and the step of a captured function that the work belongs to; None for a call outside of one.
     """
 
     name: str

@@ -167,6 +167,7 @@ def test_what_is_traced_is_not_taken_for_work_of_a_device(backend):
     else:
         assert all(launch.work for launch in p.launches) and p.launches
         assert sum(row.launches for row in p.ops()) == sum(row.launches for row in p.kernels())
+        assert all(row.calls or row.name in ("upload", "transfer") for row in p.ops()), "a row of a kernel"
 
 
 @on_opencl

@@ -25,7 +25,7 @@ class FirstRun:
 
     def __init__(self, device: Device, program: Program, inputs: list[Any], fixed_offsets: set[int]) -> None:
         self._device, self._program = device, program
-        recording = Recording(device.faults.mine(), device.driver.memory, program.size)
+        recording = Recording(device.faults.mine(), device.driver.memory, program)
         self._recording, self.recording = recording, cast("Recording | None", recording)
         self._values, self.donated = dict(program.constants), dict[MemoryRef, int]()
         self.input_refs = [recording.input_ref(b.memory) if type(b) is Buffer else None for b in inputs]

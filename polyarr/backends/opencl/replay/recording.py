@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from polyarr.backends.opencl.runtime.commands import Command
 from polyarr.backends.opencl.runtime.layout import ALIGNMENT, Buffer, is_aligned
 from polyarr.core.number import IntNumber, Number, tracer
-from polyarr.core.program import Step
+from polyarr.core.program import Program, Step
 
 
 class MemoryRef:
@@ -87,13 +87,15 @@ class Recording:
         values: By slot, the program's and further ones of launchers: the value of a constant, else None.
         fault: The running thread's record, in which kernels note bad indices, and the time that they write.
         reads: Whether device memory was read, so that what is enqueued next may depend on it.
-        step: The step that runs.
+        program: The program that runs.
+        step: Its step that runs.
     """
 
-    def __init__(self, record: Any, memory: type, size: int) -> None:
+    def __init__(self, record: Any, memory: type, program: Program) -> None:
+        self.program = program
         self.recorded: list[RecordedCommand] = []
         self.scalar_steps: list[tuple[Step, Step]] = []
-        self.values: list[Any] = [None] * size
+        self.values: list[Any] = [None] * program.size
         self.fault = MemoryRef(), self.number(self._new(None), 0)
         self.reads = False
         self.step: Step

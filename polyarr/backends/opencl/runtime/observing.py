@@ -51,7 +51,9 @@ def _change(change: Callable[[], Any]) -> None:
 def _noted(self: Command, work: tuple[int, ...], group: tuple[int, ...] | None, *args: Any) -> Any:
     event, notes = _PLAIN_CALL(self, work, group, *args), _notes.get(self._commands)
     if event is not None and notes is not None:
-        notes.note(Launch(self.name, work, group, lambda: _times(event, notes.offset)))
+        first = self._commands.recording  # of a captured program
+        step = None if first is None else (first.program, first.step)
+        notes.note(Launch(self.name, work, group, lambda: _times(event, notes.offset), step))
     return event
 
 
