@@ -8,6 +8,7 @@ import pytest
 
 import polyarr as pa
 from polyarr.core.op import Op
+from polyarr.models import GPTModel
 from tests.helpers.installing import child
 from tests.helpers.root import ROOT
 
@@ -84,6 +85,7 @@ def test_the_citation_has_the_version():
     ("module", "old", "new"),
     [
         ("ops", "full", "fill"), ("ops", "arange", "iota"), ("training", "evaluate", "evaluation_loss"),
+        ("nn", "quantised", "quantized"),
         ("testing.checks", "check_fused_pair", "check_fused"),
     ],
 )  # fmt: skip
@@ -92,6 +94,13 @@ def test_an_old_name_warns(module, old, new):
     with pytest.warns(DeprecationWarning, match=f"{old} is called {new} now"):
         assert getattr(home, old) is getattr(home, new)
     assert old not in dir(home)
+
+
+def test_the_old_name_of_a_quantized_model_warns():
+    sizes = {"vocab_size": 3, "context_length": 4, "emb_dim": 32, "n_heads": 2, "n_layers": 1}
+    with pytest.warns(DeprecationWarning, match="quantised is called quantized now"):
+        small = GPTModel({**sizes, "drop_rate": 0.0, "qkv_bias": False}).quantised("int8")
+    assert small.out_head.codes.dtype == pa.int8
 
 
 def test_the_old_name_of_a_decomposition_warns():

@@ -1,5 +1,6 @@
 """Base classes of decoder-only language models: configuration, logits, loss and key-value caches."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, Self
@@ -237,6 +238,11 @@ class LanguageModel(Module):
         if self.out_head is None:
             model.out_head = QuantizedLinear.of(self.tok_emb.weight, kind)
         return model
+
+    def quantised(self, kind: str = "int8") -> Self:
+        """Return `quantized(kind)`, of which this is the name before 0.1; it goes with version 1.0."""
+        warnings.warn("quantised is called quantized now; the old name goes with version 1.0", DeprecationWarning, 2)
+        return self.quantized(kind)
 
     def head(self, x: Array) -> Array:
         """Return the logits (B, T, V) for features (B, T, C)."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from polyarr.core.names import answering
+from polyarr.core.names import answering, renamed
 from polyarr.nn.attention import KeyValueCache, MultiHeadAttention, TransformerBlock
 from polyarr.nn.convolution import (
     AdaptiveMeanPool,
@@ -89,4 +89,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
-    __getattr__ = answering(__name__, __all__)
+
+    def __getattr__(name: str) -> object:
+        old = {"quantised": "quantized"}
+        return globals()[renamed(__name__, name, old)] if name in old else answering(__name__, __all__)(name)
