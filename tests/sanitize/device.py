@@ -58,7 +58,7 @@ class SanitizedDevice(Device):
 def shrink() -> None:
     """Split small arrays among several work-items, so that races between work-items appear."""
     CpuGeometry.block, CpuGeometry.span, CpuGeometry.least_part = 64, 8, 16
-    CpuGeometry.part, GpuGeometry.part = 512, 256
+    CpuGeometry.part, GpuGeometry.part, CpuGeometry.small_view = 512, 256, 8
     CpuGeometry.sort_tile = CpuGeometry.sort_span = 64
     GpuGeometry.sort_tile, GpuGeometry.sort_long, GpuGeometry.sort_merges, sort.DIGIT_GROUP = 64, 1000, 0.5, 16
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8

@@ -110,6 +110,7 @@ USUAL = {
 COPY, WHERE = "x", "c ? x : y"
 _OF_COMPLEX = {EXPRESSIONS[name]: expression for name, expression in COMPLEX_EXPRESSIONS.items()}
 
+SMALL_AXES = 4  # of the kernel of small views; more axes take a program each
 NUMBER = "NUMBER"
 LAYOUT = slice(1, 4)  # of a Buffer: shape, dtype and strides
 INT64 = np.dtype("int64")
@@ -249,12 +250,14 @@ def _plan(
     )
     is_row = steps[-1] == (1,)
     vector = vector_of(device.geometry.vector(max(dtype.itemsize, out.dtype.itemsize)), lengths, steps)
-    lengths, steps = lengthened(lengths, steps, device.geometry.least_axes)
+    kinds = [NUMBER if o == NUMBER else kind_of(s) for o, s in zip(operands, steps, strict=False) if o is not None]
+    is_common = len(lengths) <= device.geometry.least_axes and {*kinds, kind_of(steps[-1])} <= {"DENSE", NUMBER}
+    general = "STRIDED" if out.size < device.geometry.small_view and not is_common else ""
+    lengths, steps = lengthened(lengths, steps, SMALL_AXES if general else device.geometry.least_axes)
     work, group, block = device.geometry.elements(out.size, vector)
     given = [(name, o, s) for name, o, s in zip("xyc", operands, steps, strict=False) if o is not None]
-    kinds = [NUMBER if o == NUMBER else kind_of(s) for _, o, s in given]
-    inputs = [_input(at, o[1], s, start) for at, (_, o, s) in enumerate(given) if o != NUMBER]
-    result = _result(out.dtype, steps[-1], len(given), strides is not None, start)
+    inputs = [_input(at, o[1], general or kinds[at], start) for at, (_, o, _) in enumerate(given) if o != NUMBER]
+    result = _result(out.dtype, general or kind_of(steps[-1]), len(given), strides is not None, start)
     stored, computing, expression = types(dtype), real_of(dtype), for_dtype(expression, dtype)
     named = {
         name: ("int" if name == "c" else stored["ACC"], f"{'n' if kind == NUMBER else 'v'}{at}")
@@ -282,15 +285,15 @@ def _plan(
     return Plan(kernel, work, group, layout.tobytes(), device.plans[allocation_of](out), argument)
 
 
-def _input(at: int, dtype: np.dtype, steps: tuple[int, ...], start: np.dtype | None) -> Operand:
+def _input(at: int, dtype: np.dtype, kind: str, start: np.dtype | None) -> Operand:
     offset = "o0 + moved * x_step" if at == 0 and start is not None else f"o{at}"
-    return array(dtype, f"v{at}", f"p{at}", offset, at, kind_of(steps))
+    return array(dtype, f"v{at}", f"p{at}", offset, at, kind)
 
 
-def _result(dtype: np.dtype, steps: tuple[int, ...], at: int, is_view: bool, start: np.dtype | None) -> Operand:
+def _result(dtype: np.dtype, kind: str, at: int, is_view: bool, start: np.dtype | None) -> Operand:
     offset = "t" if start is None else "t + moved * out_step"
-    found = array(dtype, "r", "q", offset, at, kind_of(steps))
-    return found if is_view else found._replace(start=(offset, "i"))
+    found = array(dtype, "r", "q", offset, at, kind)
+    return found if is_view else found._replace(start=(offset, "i"), kind="DENSE")
 
 
 def _parameter(dtype: np.dtype, at: int, operand: Any) -> str:

@@ -32,6 +32,7 @@ class CpuGeometry:
     items_per_unit = 4  # so that a late core takes fewer
     span = 1024  # elements that are worth a work-item that moves them
     least_axes = 2  # of elementwise kernels: an extra axis costs a division per group, but saves compiling a program
+    small_view = 1024  # elements below which an elementwise kernel takes views of any strides: saves compiling others
     looks_ahead = True  # whether expressions have a fast path for stretches of usual values
     row_files = ""  # suffix of the files of row kernels
     groups_per_unit = 8  # of row kernels: enough to balance, each long enough to be worth its start
@@ -163,6 +164,7 @@ class GpuGeometry:
     group, vector_bytes = 256, 16
     items_group = 128
     least_axes = 1
+    small_view = 0
     looks_ahead = False
 
     row_files = "_gpu"
