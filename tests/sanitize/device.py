@@ -11,7 +11,7 @@ import pyopencl as cl
 from polyarr.backends.opencl.attention import attention_decode
 from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.fft import passes, spectra, stages
-from polyarr.backends.opencl.gemm import matmul
+from polyarr.backends.opencl.gemm import grouped, matmul
 from polyarr.backends.opencl.indexing import index
 from polyarr.backends.opencl.linalg import jacobi, matrices, triangular
 from polyarr.backends.opencl.reductions import global_norm
@@ -68,7 +68,7 @@ def shrink() -> None:
     topk.GROUP = topk.CAPACITY = 8
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16
-    global_norm.BLOCK, index.MAX_TILE = 1000, 96
+    global_norm.BLOCK, index.MAX_TILE, grouped.MAX_ROWS_PER_GROUP = 1000, 96, 4
     matrices.GROUP["gpu"] = triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
