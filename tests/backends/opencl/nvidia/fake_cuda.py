@@ -205,9 +205,12 @@ def fake_driver(context: Any, device: Any) -> Any:
     """Return CUDA's driver on a fake CUDA, with OpenCL's compiler for the host."""
     driver = import_module("polyarr.backends.opencl.nvidia.driver")
     compiled = import_module("polyarr.backends.opencl.runtime.compiled")
-    cuda = FakeCuda(context)
+    cuda, own = FakeCuda(context), compiled.compiler_of(context, device)
 
     class Compiler(compiled.Compiler):
+        def completed(self, source: str, options: list[str]) -> tuple[str, list[str]]:
+            return own.completed(source, options)
+
         def build(self, name: str, source: str, options: list[str]) -> Any:
             cuda("built")
             # Optimizing takes most of the time, and what is tested is how kernels are launched.
