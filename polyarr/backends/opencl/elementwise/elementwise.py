@@ -110,7 +110,7 @@ USUAL = {
 COPY, WHERE = "x", "c ? x : y"
 _OF_COMPLEX = {EXPRESSIONS[name]: expression for name, expression in COMPLEX_EXPRESSIONS.items()}
 
-SMALL_AXES = 4  # of the kernel of small views; more axes take a program each
+SMALL_AXES = 5  # of the kernel of small views; more axes take a program each
 NUMBER = "NUMBER"
 LAYOUT = slice(1, 4)  # of a Buffer: shape, dtype and strides
 INT64 = np.dtype("int64")
