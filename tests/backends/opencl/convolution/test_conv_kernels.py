@@ -43,9 +43,9 @@ def kinds():
 
 
 @st.composite
-def layers(draw):
+def layers(draw, groups=(1, 1, 2, 3)):
     """Draw shapes of x and weight, and positions of the windows."""
-    axes, groups = draw(st.integers(1, 3)), draw(SMALL([1, 1, 2, 3]))
+    axes, groups = draw(st.integers(1, 3)), draw(SMALL(groups))
     each = draw(SMALL([1, 3, 8]))
     n = groups * (1 if each == 1 and draw(st.booleans()) else draw(SMALL([2, 5, 16])))
     where = [
@@ -82,12 +82,12 @@ def test_all_sides_of_the_product(kinds, kind, layer, dtype):
 
     def all_sides(x, weight):
         y = ops.conv_product(x, weight, **where)
+        if dtype != "float32":  # 16-bit results are rounded, so later results start from other numbers
+            return (y,)
         dx = ops.conv_input_gradient(y, weight, shape=x.shape[1:-1], **where)
         return y, dx, ops.conv_weight_gradient(y, x, shape=weight.shape[1:-1], **where)
 
-    # 16-bit results are rounded, so later results start from other numbers: only y is compared.
-    fn = all_sides if dtype == "float32" else lambda x, w: all_sides(x, w)[:1]
-    beside(kinds[kind], fn, (random(x, dtype, 0), random(weight, dtype, 1)), dtype)
+    beside(kinds[kind], all_sides, (random(x, dtype, 0), random(weight, dtype, 1)), dtype)
 
 
 @pytest.mark.parametrize(("kind", "activation"), [("cpu", "gelu_tanh"), ("gpu", "relu")])
@@ -109,7 +109,7 @@ def test_a_deep_sum_of_a_weight_is_cut_by_images(kinds, kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-@given(layers(), SMALL(["float32", "float16"]), st.booleans(), st.booleans())
+@given(layers(groups=(1,)), SMALL(["float32", "float16"]), st.booleans(), st.booleans())
 def test_pools(kinds, kind, layer, dtype, ceil_mode, counts):
     """With ties, and with means that count padding or not."""
     x, weight, where = layer
@@ -178,7 +178,7 @@ def test_depthwise_by_vectors_of_channels(kinds, shape, kernel, stride, padding,
 @pytest.mark.parametrize(
     ("groups", "each", "outputs", "dtype"),
     [
-        (3, 1, 1, "float32"), (37, 1, 1, "float32"), (48, 1, 1, "float16"), (12, 2, 2, "float32"),
+        (3, 1, 1, "float16"), (37, 1, 1, "float32"), (48, 1, 1, "float32"), (12, 2, 2, "float32"),
         (10, 4, 4, "float64"), (4, 4, 4, "float32"), (2, 8, 24, "float32"),
     ],
 )  # fmt: skip
