@@ -6,7 +6,7 @@
 //          determinant             the sign and the logarithm of the magnitude of the product of the diagonal
 // Arrays   w of Element, a real or complex number: matrices of rows `pitch` apart, `matrix` from one to the next.
 //          FAULT: see prelude.cl
-// Launch   a group of WG per matrix; determinant: a work-item per matrix
+// Launch   a group of WG per matrix; determinant: a work-item per matrix, group 1 on CPUs
 // Params   ACC, COMPLEX    see elements.cl
 //          WG              work-items per group, 1 on CPUs
 //          PANEL           largest width
