@@ -1,4 +1,4 @@
-// Declarations of the OpenCL C functions that kernels use, for PoCL 3.0 only, where this file precedes the prelude.
+// Declarations of the OpenCL C functions that kernels use, for PoCL 3.0 and 3.1, where this file precedes the prelude.
 //
 // PoCL makes the compiler parse clang's opencl-c.h, 18,500 lines of declarations, twice per program: 0.15 to 0.2 of the
 // 0.25 s that a small program takes. With _OPENCL_H_ defined it skips them; types and constants are still there. The

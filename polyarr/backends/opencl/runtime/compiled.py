@@ -24,6 +24,7 @@ LIFTED = "//@ "  # hides a line of PTX in a comment until the PTX is assembled a
 # Belongs to a kernel's head; stands in its body behind another mark.
 HEADED = re.compile(r"(\.reqntid[^\n]*\n)((?:(?!\.entry).)*?)//\^ ([^\n]*)\n", re.DOTALL)
 TARGET = re.compile(r"(\.target\s+sm_\d+)\b")  # with an "a" behind it, allows instructions of that architecture only
+READING_DECLARATIONS = "3.0", "3.1"  # versions of PoCL that were found to parse all declarations for each program
 STAMP = "last_accessed"  # PoCL writes it into the folder of a program that it builds
 
 
@@ -251,7 +252,7 @@ def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
     store = store_of("\n".join(identity))
     if POCL not in platform.name:
         return BinaryCompiler(context, store)
-    return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith("3.0"))
+    return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith(READING_DECLARATIONS))
 
 
 def _processor(device: cl.Device) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.opencl_modules import opencl_modules
 
 cl = pytest.importorskip("pyopencl")
-pocl, devices, source = opencl_modules("pocl", "devices", "source")
+pocl, devices, source, compiled = opencl_modules("pocl", "devices", "source", "compiled")
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
 SSE = frozenset({"sse2", "sse4_1"})
@@ -181,9 +181,14 @@ def test_an_entry_is_of_the_declarations_too(backend, monkeypatch):
 )
 def test_what_is_declared_agrees_with_the_header(backend, ours, other):
     """After all of PoCL's declarations, ours are repetitions; an error in one is a conflict."""
-    context, kernel = started_on_pocl_3().context, "\n__kernel void none(void) {}"
-    text = source.declarations()
-    cl.Program(context, text + kernel).build(["-cl-std=CL1.2", "-w"])
+    text, kernel = source.declarations(), "\n__kernel void none(void) {}"
+    platforms = [platform for platform in cl.get_platforms() if pocl.POCL in platform.name]
+    found = [device for platform in platforms for device in platform.get_devices()]
+    reading = [device for device in found if device.driver_version.startswith(compiled.READING_DECLARATIONS)]
+    if not reading:
+        pytest.skip("no PoCL 3.0 or 3.1")
     assert ours in text
-    with pytest.raises(cl.Error, match="conflicting types"):
-        cl.Program(context, text.replace(ours, other) + kernel).build(["-cl-std=CL1.2", "-w"])
+    for context in (cl.Context([device]) for device in reading):
+        cl.Program(context, text + kernel).build(["-cl-std=CL1.2", "-w"])
+        with pytest.raises(cl.Error, match="conflicting types"):
+            cl.Program(context, text.replace(ours, other) + kernel).build(["-cl-std=CL1.2", "-w"])
