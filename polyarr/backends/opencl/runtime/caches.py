@@ -322,6 +322,14 @@ def _cores() -> set[int]:
 
 
 def import_pyopencl() -> None:
-    """Import PyOpenCL without its own cache, from which it would execute unchecked files."""
+    """Import PyOpenCL without its own cache, from which it would execute unchecked files.
+
+    It writes a Python function that sets arguments for each kernel object, and each launch of a replay has an object.
+    They are written once per kernel instead: the name of one takes longer the more there are, 1 ms among thousands.
+    """
     with environment(PYOPENCL_NO_CACHE="1"):
         importlib.import_module("pyopencl")
+    invoker, name = importlib.import_module("pyopencl.invoker"), "_generate_enqueue_and_set_args_module"
+    write = getattr(invoker, name, None)
+    if write is not None and not hasattr(write, "cache_info"):
+        setattr(invoker, name, lru_cache(maxsize=None)(write))

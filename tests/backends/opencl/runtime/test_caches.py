@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import linecache
 import os
 import shutil
 import subprocess
@@ -286,3 +287,13 @@ def test_a_program_is_the_same_wherever_pyopencl_is_installed(backend_device):
 def backend_device():
     """The device of the OpenCL backend."""
     return import_module("polyarr.backends.opencl.devices").select()
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_kernel_objects_share_the_code_that_sets_arguments(backend):
+    """PyOpenCL keeps the text of each function that it writes; a program of n launches has n kernel objects."""
+    kernel = backend.home.build("faults").fault_time
+    kernel.repeated((1,), (1,), (None, 0))
+    before = len(linecache.cache)
+    objects = [kernel.repeated((1,), (1,), (None, 0))[1] for _ in range(5)]
+    assert len({*map(id, objects)}) == 5 and len(linecache.cache) == before
