@@ -1,4 +1,4 @@
-"""What the conformance kit's failures have as probable cause: the function of a kernel, and an op that many ops use."""
+"""Probable causes of the conformance kit's failures: the function of a kernel, and an op that many ops use."""
 
 import inspect
 from collections.abc import Callable, Sequence

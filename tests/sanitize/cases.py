@@ -223,9 +223,8 @@ def indices() -> Iterator[Case]:
             label = f"{dtype} axis {axis}"
             yield Case(f"take {label}", lambda x, i, a=axis: ops.take(x, i, axis=a), (x, at - 5))
             yield Case(f"scatter {label}", lambda x, i, u, a=axis: ops.scatter(x, i, u, axis=a), (x, at, updates))
-            yield Case(
-                f"scatter_add {label}", lambda x, i, u, a=axis: ops.scatter_add(x, i, u, axis=a), (x, at, updates)
-            )
+            add = lambda x, i, u, a=axis: ops.scatter_add(x, i, u, axis=a)
+            yield Case(f"scatter_add {label}", add, (x, at, updates))
     yield Case("scatter few", partial(ops.scatter, axis=0), (array(5, 3), whole(4, below=5), array(4, 3)))
     cache, new = array(2, 3, 2, 5, 4), array(2, 2, 1, 4)
     yield Case("cache_update", ops.cache_update, (cache, new, new, whole(2, below=5)))
@@ -248,9 +247,8 @@ def indices() -> Iterator[Case]:
         (array(5, 3), whole(40), array(40, 3)),
     )
     for dtype in NARROW:
-        yield Case(
-            f"embedding {dtype}", lambda w, i: ops.embedding(w, i), (array(7, 5, dtype=dtype), whole(2, 9)), True
-        )
+        weight = array(7, 5, dtype=dtype)
+        yield Case(f"embedding {dtype}", lambda w, i: ops.embedding(w, i), (weight, whole(2, 9)), True)
 
 
 def refused(op: Callable, *arrays: Any) -> None:
