@@ -488,7 +488,7 @@ def _first(
     like = ops.fill(0, logits, shape=(len(places), 1), dtype=int32)
     numbers = {name: inputs[1 + i] for i, name in enumerate(names)}
     found, history, logprobs = sampled(logits, like, history, (inputs[0], 0), numbers, bias, limits)
-    for i, (_, row, _) in enumerate(places):
+    for i, (_, row, _) in reversed([*enumerate(places)]):  # of one row, the first is the one that is read
         tokens = _with_row(tokens, found[i : i + 1], row)
     return found, tokens, history, logprobs
 

@@ -111,7 +111,8 @@ class Prompts:
     """The prompts of a batch that are not complete, and those whose beginning later ones may reuse.
 
     A prompt that is one short chunk is always computed in a pass of as many rows as the device computes in about the
-    time of one, beside others or filled up rows, so that its bits do not depend on how many prompts wait.
+    time of one, beside others or filled up rows, so that its bits do not depend on how many prompts wait; and alone if
+    the rows of such a pass differ in bits, which is measured at the first one of each size.
 
     Args:
         model: The model.
@@ -133,6 +134,7 @@ class Prompts:
         self._model, self._caches, self._spans = model, caches, spans
         limit = min(CHUNK, at_once)
         self._beside = {size: count for size in SHORT if (count := min(limit // size, rows)) > 1}  # rows of a pass
+        self._measured: set[int] = set()  # sizes of which all rows have the same bits
         self._alone = model.caches(1, spans[-1])
         self._several = model.caches(max(self._beside.values()), spans[0]) if self._beside else []
         self._chunk, self._copy = compile(_chunk, donate="caches"), compile(_copy, constants="span", donate="own")
@@ -152,13 +154,28 @@ class Prompts:
         while self.waiting and (text := texts[self.waiting[0]]) is not None:
             text.done = text.done or self._reuse(text)
             size = self._size(text)
-            several = self._beside.get(size, 1) if _is_short(text) else 1
+            several = self._count_beside(size) if _is_short(text) else 1
             if spent and spent + size * several > CHUNK:
                 break
             spent += size * several
             chosen = ((row, one) for row in self.waiting if (one := texts[row]) and self._is_beside(text, one, several))
             rows, found = zip(*islice(chosen, several), strict=True)
             yield self._computed([*rows], [*found], several, size)
+
+    def _count_beside(self, size: int) -> int:
+        """Return the number of rows of a pass of short chunks of this size; 1 if their bits depend on the row."""
+        if size in self._beside and size not in self._measured:
+            tokens = np.random.default_rng(0).integers(0, self._model.config.vocab_size, size)
+            features = self._features(np.tile(tokens, (self._beside[size], 1)), self._several, 0).numpy()
+            if any(row.tobytes() != features[0].tobytes() for row in features):
+                del self._beside[size]
+            self._measured.add(size)
+        return self._beside.get(size, 1)
+
+    def _features(self, tokens: np.ndarray, caches: list[KeyValueCache], start: int) -> Array:
+        """Return the features (R, T, C) of tokens (R, T) of prompts from a position on."""
+        set_span(caches, self.span(start + tokens.shape[1]))
+        return self._chunk(self._model, creation.asarray(tokens.astype(np.int32)), caches, start or None)
 
     def _is_beside(self, first: Text, text: Text, several: int) -> bool:
         """Return whether the next chunk of a text may be computed beside the first one's."""
@@ -171,14 +188,13 @@ class Prompts:
         for number, (text, count) in enumerate(zip(texts, counts, strict=True)):
             tokens[number, :count] = text.prompt[start : start + count]
             text.done += count
-        span, caches = self.span(start + size), self._alone if several == 1 else self._several
-        set_span(caches, span)
-        features = self._chunk(self._model, creation.asarray(tokens), caches, start or None)  # (R, T, C)
+        caches = self._alone if several == 1 else self._several
+        features = self._features(tokens, caches, start)
         for row, text in zip(rows, texts, strict=True):
             if text.done == len(text.prompt):
                 self.waiting.remove(row)
                 self.prefixes[row] = text.prompt[: 0 if text.echo else _reusable(text)]
-        return Pass(rows, features, counts, caches, span)
+        return Pass(rows, features, counts, caches, self.span(start + size))
 
     def _size(self, text: Text) -> int:
         """Return the number of tokens to which the next chunk of a text is filled up."""

@@ -135,6 +135,25 @@ def test_short_prompts_are_computed_together(backend, monkeypatch):
         batch.step()
 
 
+def test_short_prompts_are_computed_alone_where_bits_depend_on_the_row(backend, monkeypatch):
+    """As in products of more than 32 rows of float32 on some GPUs."""
+    compute_at_once(monkeypatch, backend, 64)
+    batch, passes = Batch(model_of("gpt"), 4), []
+    real, chunk = batch._prompts._computed, batch._prompts._chunk
+    batch._prompts._computed = lambda rows, *given: passes.append(rows) or real(rows, *given)
+
+    def rounded_by_row(*given):
+        features = chunk(*given)
+        return features + 1e-6 * pa.arange(features.shape[0], dtype=features.dtype)[:, None, None]
+
+    batch._prompts._chunk = rounded_by_row
+    for n in (3, 5, 20):
+        batch.add(np.arange(n) % 23, Sampling())
+    batch.step()
+    batch.step()
+    assert passes == [[0], [1], [2]]
+
+
 def test_texts_are_those_of_generate(backend):
     """In chunks of the prompt, too: floating-point differences change no likeliest token here."""
     model = model_of("llama")

@@ -296,7 +296,7 @@ def test_in_a_guarded_block_the_launchers_run_and_with_a_launch_callback_what_wa
 
 @pytest.mark.parametrize("count", [1, 9])  # kernels that note it; of nine, each reads the time in memory
 def test_a_bad_index_is_raised_by_the_next_read_of_the_thread_that_gave_it(backend, write, count):
-    """And by that of a thread that uses what was made later, but not what was made before."""
+    """Another thread raises it, too, if it uses an array that was made later, but not with one made before."""
     (x, at), taken_ = (write.array(), write.array()), Spec((2, 6), float32)
     runs = Runs(backend, write.program(*[write.step(ops.take, taken_, x, at, axis=0) for _ in range(count)]))
     data, negative = drawn(backend, 0), partial(backend.kernels[ops.negative], taken_)
