@@ -137,14 +137,14 @@ class Groups:
 
     def order(self) -> Iterator[int]:
         """Yield the groups in order: each at its last step, or earlier if another group needs it."""
-        done = set[int]()
+        done = 0  # bit set of steps
         for i, home in enumerate(self.home):
-            if i == self.all[home].steps[-1] and home not in done:
+            if i == self.all[home].steps[-1] and not done >> i & 1:
                 # A group depends on more steps than any of its dependencies, so the count sorts topologically.
-                due = {self.home[step] for step in _bits(self.all[home].before)} - done
-                found = [*sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)), home]
-                done.update(found)
-                yield from found
+                due = {self.home[step] for step in _bits(self.all[home].before & ~done)}
+                for group in (*sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)), home):
+                    done |= self.all[group].own
+                    yield group
 
     def _may_join(self, a: int, b: int, kind: Kind, others: Kind) -> bool:
         one, other = self.all[a], self.all[b]
