@@ -111,6 +111,8 @@ def _taken_over(op: str, x: Any) -> np.ndarray:
 
 def _host(obj: Any, dtype: Any) -> np.ndarray:
     """Return obj as a NumPy array of a dtype that polyarr has."""
+    if type(obj) is np.ndarray and dtype is None and obj.dtype in DTYPES:
+        return obj
     found: set[np.dtype] = set()
     try:
         plain = _without_arrays(obj, found)
