@@ -1,9 +1,7 @@
 """NVIDIA's CUDA driver, called through ctypes; nothing else of CUDA is needed."""
 
-import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
 
@@ -17,6 +15,19 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 class CudaError(DriverError):
     """The CUDA driver reported an error."""
+
+
+class Current:
+    """Block of code in which a CUDA context is current. It may be entered again, and by several threads at once."""
+
+    def __init__(self, cuda: "Cuda", context: c_void_p) -> None:
+        self._cuda, self._context, self._left = cuda, context, byref(c_void_p())
+
+    def __enter__(self) -> None:
+        self._cuda("cuCtxPushCurrent_v2", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self._cuda("cuCtxPopCurrent_v2", self._left)
 
 
 class Cuda:
@@ -39,6 +50,7 @@ class Cuda:
         self("cuInit", 0)
         self("cuDeviceGetByPCIBusId", byref(number), self.place.encode())
         self("cuDevicePrimaryCtxRetain", byref(self._context), number)
+        self._current = Current(self, self._context)
         self.number = number.value
 
     def __call__(self, name: str, *args: Any) -> None:
@@ -57,14 +69,9 @@ class Cuda:
             self.driver.cuGetErrorString(status, byref(text))
             raise CudaError(f"CUDA: {name}: {(text.value or b'').decode() or status}")
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Context in which the CUDA context that libraries use is current."""
-        self("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self("cuCtxPopCurrent_v2", byref(c_void_p()))
+    def current(self) -> "Current":
+        """Return a context in which the CUDA context that libraries use is current."""
+        return self._current
 
     def wait(self) -> None:
         """Wait until all work on the device has finished."""

@@ -5,7 +5,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_size_t, c_ubyte, c_uint64, c_void_p
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import compress, count, groupby, pairwise
+from operator import attrgetter, ne
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ MIN_LAUNCHES = 8  # launches in a row that are worth a graph
 # CUgraphEdgeData of cuda.h, from port, to port and type: a node begins when the one before it has ended, or
 # programmatically, when all work-groups of that have begun and allow it.
 AT_END, AT_BEGIN = (c_ubyte * 8)(), (c_ubyte * 8)(1, 0, 1)
+VERSION = attrgetter("version")  # of a kernel's arguments
 
 
 class Graph:
@@ -41,15 +43,17 @@ class Graph:
             cuda("cuGraphAddDependencies_v2", graph, byref(first), byref(second), edge, c_size_t(1))
         cuda("cuGraphInstantiateWithFlags", byref(self._made), graph, c_uint64(0))
         weakref.finalize(self, _destroyed, cuda, "cuGraphExecDestroy", self._made).atexit = False
-        self._versions = [kernel.version for kernel, _, _ in self._nodes]
+        self._kernels = [kernel for kernel, _, _ in self._nodes]
+        self._versions = [*map(VERSION, self._kernels)]
 
     def launch(self, stream: Stream) -> None:
         """Update the changed arguments and launch the graph."""
+        versions = [*map(VERSION, self._kernels)]
         with self._cuda.current():
-            for i, (kernel, params, node) in enumerate(self._nodes):
-                if kernel.version != self._versions[i]:
-                    self._cuda("cuGraphExecKernelNodeSetParams", self._made, node, byref(params))
-                    self._versions[i] = kernel.version
+            for i in [*compress(count(), map(ne, versions, self._versions))]:
+                _, params, node = self._nodes[i]
+                self._cuda("cuGraphExecKernelNodeSetParams", self._made, node, byref(params))
+                self._versions[i] = versions[i]
             self._cuda("cuGraphLaunch", self._made, stream.handle)
 
 
