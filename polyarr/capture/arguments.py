@@ -10,6 +10,7 @@ import numpy as np
 from polyarr.core.array import Array
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
+from polyarr.core.program import Inputs
 from polyarr.core.spec import Spec, shown
 from polyarr.tree import VERSION, children, rebuild
 
@@ -56,9 +57,14 @@ def alias_pattern(inputs: list[Any]) -> tuple[int, ...] | None:
     return tuple([first.setdefault(handle, i) for i, handle in enumerate(handles)])
 
 
-def has_aliases(inputs: list[Any], aliases: tuple[int, ...] | None) -> bool:
+def has_aliases(inputs: Inputs, aliases: tuple[int, ...] | None) -> bool:
     """Return whether alias_pattern(inputs) is `aliases`; faster than to compute it, as weights are often shared."""
     if aliases is None:
+        if (kept := inputs.kept) is not None and len(kept.ids) == len(kept.leaves):
+            others = inputs.others()
+            ids = {*map(id, others)}
+            if len(ids) == len(others) and kept.ids.isdisjoint(ids):
+                return True
         return alias_pattern(inputs) is None
     handles = [id(leaf) for leaf in inputs if type(leaf) is Array]
     is_repeated = len(handles) == len(aliases) and [handles[i] for i in aliases] == handles

@@ -19,7 +19,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import capturing, get_backend, use_backend
 from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.number import Number, user_location
-from polyarr.core.program import Program, Run
+from polyarr.core.program import Inputs, Program, Run
 from polyarr.core.spec import Spec
 from polyarr.core.tape import paused
 
@@ -59,13 +59,13 @@ class Captured(NamedTuple):
     effects: tuple[tuple[int, int, Spec], ...]
     draws: int
 
-    def call(self, arguments: list[Any], donated: list[Array]) -> Any:
+    def call(self, arguments: Inputs, donated: list[Array]) -> Any:
         """Return the function's result for these inputs. The arrays in `donated` become unusable.
 
         Raises:
             Exception: That of a step. The random state and all arrays that are not donated are then unchanged.
         """
-        inputs = [a.buf if type(a) is Array else a for a in arguments]
+        inputs = _values(arguments)
         if self.draws:
             state, slots = random.reserve(self.draws), self.program.inputs[len(arguments) :]
             inputs += [
@@ -115,6 +115,17 @@ class Captured(NamedTuple):
 
 
 watch.replace_while_observed(Captured, "outputs", Captured._observed)
+
+
+def _values(arguments: Inputs) -> Inputs:
+    """Return the values of a call's inputs."""
+    kept, start = arguments.kept, arguments.start
+    if kept is None:
+        return Inputs([a.buf if type(a) is Array else a for a in arguments])
+    values = Inputs([a.buf if type(a) is Array else a for a in arguments[:start]])
+    values.keep(kept, kept.values)
+    values += [a.buf if type(a) is Array else a for a in arguments[start + len(kept.values) :]]
+    return values
 
 
 class _Donated(dict):

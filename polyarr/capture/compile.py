@@ -7,7 +7,6 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
@@ -21,13 +20,12 @@ from polyarr.core.current import capturing, get_backend
 from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.names import hint
 from polyarr.core.precision import get_matmul_precision
-from polyarr.core.program import Program
+from polyarr.core.program import Inputs, Program
 from polyarr.core.spec import shown
 from polyarr.core.tape import reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-_NODE = attrgetter("node")
 MAX_CAPTURES = 8  # per function, before a CaptureWarning: an argument probably differs at every call
 
 
@@ -53,7 +51,7 @@ class Signature(NamedTuple):
     donated: list[int]
     captured: Captured
 
-    def matches(self, context: tuple[Any, ...], arguments: tuple[Any, ...], inputs: list[Any]) -> bool:
+    def matches(self, context: tuple[Any, ...], arguments: tuple[Any, ...], inputs: Inputs) -> bool:
         """Return whether a call certainly has this signature; append its inputs to `inputs`."""
         if self.context != context or self.guards is None or len(self.guards) != len(arguments):
             return False
@@ -89,16 +87,17 @@ class Compiled(Generic[P, R]):
         if self.is_plain or capturing.get() is not None or reads.get() is not None:
             return self.fn(*args, **kwargs)
         context = get_matmul_precision(), *map(_spec_key, random.get_state()), tuple(kwargs)
-        signature, inputs, key, donated = self._last, list[Any](), [*context], list[int]()
+        signature, inputs, key, donated = self._last, Inputs(), [*context], list[int]()
         if signature is None or not signature.matches(context, (*args, *kwargs.values(), self.captures), inputs):
-            signature, inputs = None, []
+            signature, inputs = None, Inputs()
             try:
                 self._flatten(args, kwargs, inputs, key, donated)
             except RecursionError:
                 raise CaptureError(f"compile: an argument of {name_of(self.fn)} contains itself; give a tree") from None
-        arrays = [leaf for leaf in inputs if type(leaf) is Array]
-        if records() and any(map(_NODE, arrays)):
+        if records() and any([leaf.node for leaf in inputs if type(leaf) is Array]):
             return self.fn(*args, **kwargs)  # the tape has to record its ops
+        # All that are kept are on one backend.
+        arrays = [leaf for leaf in (*inputs[inputs.start : inputs.start + 1], *inputs.others()) if type(leaf) is Array]
         backend = backend_of(self.fn, arrays)
         if signature is None:
             aliases = alias_pattern(inputs)
@@ -109,7 +108,7 @@ class Compiled(Generic[P, R]):
             raise
         except Exception:
             if not signature.donated and (signature.captured.effects or signature.captured.draws):
-                self._raise_as_plain(args, kwargs, arrays)
+                self._raise_as_plain(args, kwargs, [leaf for leaf in inputs if type(leaf) is Array])
             raise
 
     def _raise_as_plain(self, args: tuple, kwargs: dict[str, Any], arrays: list[Array]) -> None:
@@ -177,7 +176,7 @@ class Compiled(Generic[P, R]):
                     _warn(name, self.many, why)
             else:
                 if signature.guards is None:
-                    guards = [guard_for(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]
+                    guards = [guard_for(value, numbers, name in self.donate) for name, value, numbers in arguments]
                     guards.append(guard_for(self.captures, scalars_are_inputs=False))
                     signature = self._signatures[key] = signature._replace(guards=guards)
                 self._last = signature

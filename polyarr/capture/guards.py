@@ -5,32 +5,44 @@ to `inputs`. It may return False for a tree that does match; the caller then bui
 """
 
 import weakref
-from collections.abc import Callable
-from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from operator import attrgetter, is_, itemgetter
+from typing import Any
 
 from polyarr.capture.arguments import NAME_TYPES, PLAIN_TYPES, is_input
 from polyarr.core.array import Array
+from polyarr.core.program import Inputs, Kept
 from polyarr.tree import VERSION, Versioned, children
 
-Guard = Callable[[Any, list[Any]], bool]
+Guard = Callable[[Any, Inputs], bool]
 IMMUTABLE = {*PLAIN_TYPES, float, complex, bytes}  # types whose values cannot change
-SPEC = attrgetter("spec")
+MIN_KEPT = 16  # inputs of a tree that are worth being kept
+SPEC, VALUE, BACKEND = map(attrgetter, ("spec", "buf", "backend"))
 _MISSING = object()
 
 
-def guard_for(tree: Any, scalars_are_inputs: bool = True, is_inner: bool = False) -> Guard | None:
+def guard_for(
+    tree: Any, scalars_are_inputs: bool = True, is_donated: bool = False, is_inner: bool = False
+) -> Guard | None:
     """Return a guard for trees with the structure of `tree`, or None if its structure cannot be guarded.
 
-    is_inner says that the tree is part of one whose guard remembers what it accepted.
+    Args:
+        tree: The tree.
+        scalars_are_inputs: Whether its numbers are inputs.
+        is_donated: Whether the caller donates its arrays, so that their values are not to be kept.
+        is_inner: Whether the tree is part of one whose guard remembers what it accepted.
     """
+    more = scalars_are_inputs, is_donated
     kind = type(tree)
     if is_input(tree, scalars_are_inputs):
         return _guard_array(tree.spec) if kind is Array else _guard_scalar(kind)
     if kind is list or kind is tuple:
-        return _guard_sequence(kind, [guard_for(child, scalars_are_inputs, is_inner) for child in tree], tree)
+        is_whole = not is_inner and len(tree) > 1 and all(map(_is_versioned, tree))
+        guard = _guard_sequence(kind, [guard_for(child, *more, is_inner or is_whole) for child in tree], tree)
+        return _remembering(guard, is_donated, kind) if guard and is_whole else guard
     if kind is dict:
-        inner = {name: guard_for(child, scalars_are_inputs, is_inner) for name, child in tree.items()}
+        inner = {name: guard_for(child, *more, is_inner) for name, child in tree.items()}
         return _guard_mapping(kind, tree, lambda tree: tree, inner)
     found = None if tree is None else children(tree)
     if found is None:
@@ -38,13 +50,13 @@ def guard_for(tree: Any, scalars_are_inputs: bool = True, is_inner: bool = False
     own, is_versioned = getattr(tree, "__dict__", {}), _is_versioned(tree)
     if any(own.get(name, _MISSING) is not child for name, child in found.items()):
         return None
-    inner = {name: guard_for(v, scalars_are_inputs, is_inner or is_versioned) for name, v in found.items()}
+    inner = {name: guard_for(v, *more, is_inner or is_versioned) for name, v in found.items()}
     guard = _guard_mapping(kind, own, vars, inner)
-    return _remembering(guard) if guard and is_versioned and not is_inner else guard
+    return _remembering(guard, is_donated) if guard and is_versioned and not is_inner else guard
 
 
 def _guard_array(spec: Any) -> Guard:
-    def matches(value: Any, inputs: list[Any]) -> bool:
+    def matches(value: Any, inputs: Inputs) -> bool:
         inputs.append(value)
         return type(value) is Array and (value.spec is spec or value.spec == spec)
 
@@ -52,7 +64,7 @@ def _guard_array(spec: Any) -> Guard:
 
 
 def _guard_scalar(kind: type) -> Guard:
-    def matches(value: Any, inputs: list[Any]) -> bool:
+    def matches(value: Any, inputs: Inputs) -> bool:
         inputs.append(value)
         return type(value) is kind
 
@@ -77,7 +89,7 @@ def _guard_sequence(
     if len(guards) != len(found):
         return None
 
-    def matches(tree: Any, inputs: list[Any]) -> bool:
+    def matches(tree: Any, inputs: Inputs) -> bool:
         if type(tree) is not kind or len(tree) != len(guards):
             return False
         return all([guard(child, inputs) for child, guard in zip(tree, guards, strict=True)])
@@ -86,7 +98,7 @@ def _guard_sequence(
     if len(specs) != len(guards):
         return matches
 
-    def match_arrays(tree: Any, inputs: list[Any]) -> bool:
+    def match_arrays(tree: Any, inputs: Inputs) -> bool:
         if type(tree) is not kind or len(tree) != len(specs) or {*map(type, tree)} != {Array}:
             return False
         inputs += tree
@@ -111,7 +123,7 @@ def _guard_mapping(
         for (name, v), guard in zip(own.items(), guards, strict=True) if name in found
     ]  # fmt: skip
 
-    def matches(tree: Any, inputs: list[Any], kept: Any = kept) -> bool:
+    def matches(tree: Any, inputs: Inputs, kept: Any = kept) -> bool:
         if type(tree) is not kind:
             return False
         now = attributes(tree)
@@ -128,52 +140,94 @@ def _guard_mapping(
     return matches
 
 
-class _Remembered(NamedTuple):
-    """Of a tree that a guard accepted: the VERSION before, its lists and dicts with their contents, its inputs."""
+class _Remembered:
+    """A tree that a guard accepted.
 
-    version: int
-    contents: list[tuple[Any, list[Any]]]
-    inputs: list[Array]
-    specs: list[Any]
+    Attributes:
+        version: VERSION before that.
+        contents: The lists and dicts of the tree, with what they held.
+        inputs: Its arrays.
+        specs: Their Specs.
+        kept: The inputs for calls in which they have not changed.
+    """
+
+    def __init__(self, version: int, contents: list[tuple[Any, list[Any]]], inputs: list[Any]) -> None:
+        self.version, self.contents, self.inputs = version, contents, inputs
+        self.specs = [*map(SPEC, inputs)]
+        self.kept: Kept | None = None
+        self._ids, self._is_changing = list[int](), False
+
+    def add_to(self, inputs: Inputs, is_donated: bool) -> bool:
+        """Append the arrays to the inputs of a call; return whether they have the same Specs."""
+        if not is_donated and inputs.kept is None and len(self.inputs) >= MIN_KEPT and self._are_kept():
+            inputs.keep(self.kept, self.inputs)  # type: ignore[arg-type]
+        else:
+            inputs += self.inputs
+        return [*map(SPEC, self.inputs)] == self.specs
+
+    def _are_kept(self) -> bool:
+        """Return whether the arrays have the values that are kept; keep those that they had at the last call, too."""
+        if self._is_changing:  # what changes is not kept, as that would hold the memory of the values before
+            return False
+        values = [*map(VALUE, self.inputs)]
+        if self.kept is not None:
+            same = map(is_, map(BACKEND, self.inputs), repeat(self.kept.leaves[0].backend))
+            self._is_changing = not (all(map(is_, values, self.kept.values)) and all(same))
+            self.kept = None if self._is_changing else self.kept
+        else:
+            ids = [*map(id, values)]
+            if ids == self._ids and len({*map(id, map(BACKEND, self.inputs))}) == 1:
+                self.kept = Kept(self.inputs, values)
+            self._ids = ids
+        return self.kept is not None
 
 
-def _remembering(matches: Guard) -> Guard:
+def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> Guard:
     """Return a guard that visits a tree of Versioned containers again only if a container may have changed.
 
     What it remembers lives no longer than the tree, and begins when the same tree is met twice in a row.
+
+    Args:
+        matches: The guard that visits the tree.
+        is_donated: Whether the arrays are donated.
+        kind: The type of a list or tuple of such containers; None for one container.
     """
-    last: weakref.ref | None = None
+    last = list[weakref.ref]()
     remembered: _Remembered | None = None
 
-    def forget(tree: weakref.ref) -> None:
+    def forget(part: weakref.ref) -> None:
         nonlocal remembered
-        if tree is last:
+        if any(part is one for one in last):
             remembered = None
 
-    def guard(tree: Any, inputs: list[Any]) -> bool:
+    def guard(tree: Any, inputs: Inputs) -> bool:
         nonlocal last, remembered
-        found, is_last = remembered, last is not None and last() is tree
+        if kind is not None and type(tree) is not kind:
+            return False
+        parts = (tree,) if kind is None else tree
+        found, is_last = remembered, len(parts) == len(last) and all(map(is_, parts, [part() for part in last]))
         if found is not None and is_last and found.version == VERSION[0] and _are_same(found.contents):
-            inputs += found.inputs
-            return [*map(SPEC, found.inputs)] == found.specs
+            return found.add_to(inputs, is_donated)
         version, start = VERSION[0], len(inputs)
         if not matches(tree, inputs):
             return False
-        if is_last:
-            remembered = _remembered(tree, version, inputs[start:])
+        if not is_last:
+            last, remembered = [weakref.ref(part, forget) for part in parts], None
         else:
-            last, remembered = weakref.ref(tree, forget), None
+            remembered = _remembered(parts, version, inputs[start:])
+            if remembered and found and [*map(id, remembered.inputs)] == [*map(id, found.inputs)]:
+                remembered.kept = found.kept
         return True
 
     return guard
 
 
-def _remembered(tree: Any, version: int, inputs: list[Any]) -> _Remembered | None:
-    """Return what to remember of a tree with these inputs; None if a change might not be noticed."""
+def _remembered(parts: Iterable[Any], version: int, inputs: list[Any]) -> _Remembered | None:
+    """Return what to remember of containers with these inputs; None if a change might not be noticed."""
     contents = list[tuple[Any, list[Any]]]()
-    if not _find_contents(tree, contents) or not {*map(type, inputs)} <= {Array}:
+    if not all([_find_contents(part, contents) for part in parts]) or not {*map(type, inputs)} <= {Array}:
         return None
-    return _Remembered(version, contents, inputs, [*map(SPEC, inputs)])
+    return _Remembered(version, contents, inputs)
 
 
 def _are_same(contents: list[tuple[Any, list[Any]]]) -> bool:

@@ -16,6 +16,8 @@ Several threads may call them at once. `plain` calls the steps in order; `run` m
 - The caller owns the outputs: each is memory allocated by this run, or an input or a constant, or a view of one.
 - `run` may empty the list of inputs, and must not keep an input alive after its last use: callers that donate an array
   rely on its memory being freed.
+- The list is an Inputs. Its `kept` are inputs in a row that did not change since an earlier call, such as the weights
+  of a model. `run` may ignore that, or keep in `notes` what it computes from them.
 - `run` raises the error of a step unchanged, after program.note(error, step).
 
 Backend.fusion describes which steps the backend can fuse (see Fusion). capture/fuse.py groups them before replay.
@@ -27,6 +29,47 @@ from typing import Any, NamedTuple
 from polyarr.core.spec import Spec
 
 Run = Callable[[list[Any]], list[Any]]
+
+
+class Kept:
+    """Inputs in a row that are the same at several calls of compiled functions, while the tree that holds them lives.
+
+    Attributes:
+        leaves: The arrays.
+        values: Their buffers, in this order.
+        ids: The ids of the arrays.
+        notes: What backends note of them, by the object that notes it, such as the function that runs a program.
+    """
+
+    def __init__(self, leaves: list[Any], values: list[Any]) -> None:
+        self.leaves, self.values, self.ids = leaves, values, frozenset(map(id, leaves))
+        self.notes: dict[Any, Any] = {}
+
+
+class Inputs(list[Any]):
+    """The inputs of a call, in order: arrays and numbers of the caller's, or their values.
+
+    Attributes:
+        kept: Those that are known from an earlier call; None if there are none.
+        start: Index of the first of them.
+    """
+
+    kept: Kept | None = None
+    start = 0
+
+    def keep(self, kept: Kept, values: list[Any]) -> None:
+        """Append arrays or values that are known from an earlier call, once."""
+        self.kept, self.start = kept, len(self)
+        self += values
+
+    @property
+    def notes(self) -> dict[Any, Any]:
+        """What backends note of the inputs that are kept."""
+        return {} if self.kept is None else self.kept.notes
+
+    def others(self) -> list[Any]:
+        """Return the inputs that are not among those that are kept."""
+        return self if self.kept is None else [*self[: self.start], *self[self.start + len(self.kept.leaves) :]]
 
 
 class Step(NamedTuple):

@@ -12,6 +12,7 @@ from polyarr import nn
 from polyarr.capture.arguments import flatten
 from polyarr.capture.guards import guard_for
 from polyarr.core.errors import CaptureError
+from polyarr.core.program import Inputs
 
 A, B, SHORT = pa.zeros((2, 3)), pa.ones((2, 3)), pa.zeros(2)
 
@@ -69,7 +70,7 @@ def test_what_a_guard_accepts_flattens_alike(numbers):
     for tree in (*PLAIN, *LAYERS):
         matches = guard_for(tree, numbers)
         for other in (*PLAIN, *LAYERS) if matches else ():
-            inputs = []
+            inputs = Inputs()
             if matches(other, inputs):
                 accepted += 1
                 ids, key = flattened(other, numbers)
@@ -79,9 +80,9 @@ def test_what_a_guard_accepts_flattens_alike(numbers):
 
 def test_models_are_guarded():
     for tree in (A, 1.5, None, [A, (1, B)], {"x": {"y": A}}, nn.Linear(3, 2), Layer(c=Config())):
-        assert guard_for(tree)(tree, [])
+        assert guard_for(tree)(tree, Inputs())
     model = nn.TransformerBlock(4, 2)
-    matches, inputs = guard_for(model), []
+    matches, inputs = guard_for(model), Inputs()
     assert matches(pa.tree.map(lambda a: a + 1, model), inputs) and len(inputs) == len(pa.tree.leaves(model))
 
 

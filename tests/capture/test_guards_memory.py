@@ -10,6 +10,12 @@ import polyarr as pa
 from polyarr import nn
 from polyarr.capture import guards
 from polyarr.capture.arguments import alias_pattern, has_aliases
+from polyarr.core.program import Inputs
+
+
+@pytest.fixture(autouse=True)
+def few_are_kept(monkeypatch):
+    monkeypatch.setattr(guards, "MIN_KEPT", 2)
 
 
 class Scaled(nn.Module):
@@ -86,9 +92,9 @@ def test_another_dtype_of_the_same_array_is_noticed(backend):
 
 
 def test_what_did_not_change_is_not_visited_again(monkeypatch):
-    model, inputs, again = Scaled(), [], []
+    model, inputs, again = Scaled(), Inputs(), Inputs()
     guard = guards.guard_for(model)
-    assert guard(model, []) and guard(model, inputs)
+    assert guard(model, Inputs()) and guard(model, inputs)
     monkeypatch.setattr(guards, "vars", pytest.fail, raising=False)
     assert guard(model, again) and [*map(id, again)] == [*map(id, inputs)]
 
@@ -97,19 +103,82 @@ def test_a_guard_keeps_no_model_alive(on_numpy):
     model = Scaled()
     guard, found = guards.guard_for(model), [weakref.ref(model.inner), weakref.ref(model.w.buf)]
     for _ in range(3):
-        assert guard(model, [])
+        assert guard(model, Inputs())
     del model
     gc.collect()
     assert [ref() for ref in found] == [None, None]
 
 
+def test_inputs_that_do_not_change_are_kept_until_they_do():
+    model = Scaled()
+    guard = guards.guard_for([model, Scaled()])
+    trees, found = [model, Scaled()], []
+    for _ in range(5):
+        found.append(Inputs([0]))
+        assert guard(trees, found[-1]) and len(found[-1]) == 11
+    first, *_, last = found
+    assert first.kept is None and last.kept is not None and last.start == 1 and last.others() == [0]
+    assert [*map(id, last.kept.values)] == [id(a.buf) for a in last[1:]]
+    model.w.rebind(pa.full(2, 4.0))
+    for _ in range(3):
+        again = Inputs()
+        assert guard(trees, again) and again.kept is None and len(again) == 10
+    model.rate = 2.0
+    for _ in range(3):
+        again = Inputs()
+        assert guard(trees, again)
+    assert again.kept is not None and again.kept.values[0] is model.w.buf
+
+
+def test_donated_inputs_are_not_kept():
+    model = Scaled()
+    guard = guards.guard_for(model, is_donated=True)
+    for _ in range(5):
+        inputs = Inputs()
+        assert guard(model, inputs) and inputs.kept is None
+
+
+def test_arrays_on_two_backends_are_not_kept(on_numpy):
+    model = Scaled()
+    guard = guards.guard_for(model)
+    for _ in range(4):
+        inputs = Inputs()
+        assert guard(model, inputs)
+    assert inputs.kept is not None
+    inputs[-1].backend = inputs[-1].backend._replace(name="another with the same memory")
+    again = Inputs()
+    assert guard(model, again) and again.kept is None
+
+
+def test_values_that_change_at_each_call_are_not_held(on_numpy):
+    model = Scaled()
+    guard = guards.guard_for(model)
+    for _ in range(5):
+        assert guard(model, Inputs())
+        before = weakref.ref(model.w.buf)
+        model.w.rebind(model.w * 2)
+        assert guard(model, Inputs()) and before() is None
+
+
+def test_inputs_beside_kept_ones_may_share_their_memory(backend):
+    """Values of the other inputs, and where they lie, are looked at in each call."""
+    model, x = Scaled(), pa.asarray([1.0, 2.0])
+    compiled = pa.compile(lambda model, x, y: (model(x) - y, x + 1), donate="y")
+    wide = pa.arange(6, dtype="float32")
+    for turn in range(8):
+        for x in (pa.full(2, float(turn)), model.w, model.many[0], wide[1:3], wide[::3], wide[turn % 4 : turn % 4 + 2]):
+            y = pa.full(2, 3.0)
+            expected = (model(x) - y).tolist(), (x + 1).tolist()
+            assert tuple(a.tolist() for a in compiled(model, x, y)) == expected
+
+
 def test_two_models_that_alternate_are_told_apart():
     models, guard = [Scaled(), Scaled()], guards.guard_for(Scaled())
     for model in (*models, *models, models[0], models[0], models[1]):
-        inputs = []
+        inputs = Inputs()
         assert guard(model, inputs) and inputs[0] is model.w
     models[1].rate = 7.0
-    assert guard(models[0], []) and not guard(models[1], [])
+    assert guard(models[0], Inputs()) and not guard(models[1], Inputs())
 
 
 def test_a_class_that_assigns_by_itself_is_visited_each_time():
@@ -119,9 +188,9 @@ def test_a_class_that_assigns_by_itself_is_visited_each_time():
 
     model = Own()
     guard = guards.guard_for(model)
-    assert guard(model, []) and guard(model, [])
+    assert guard(model, Inputs()) and guard(model, Inputs())
     model.rate = 4.0
-    assert not guard(model, [])
+    assert not guard(model, Inputs())
 
 
 def test_shared_arrays_are_told_from_equal_ones():
@@ -129,4 +198,5 @@ def test_shared_arrays_are_told_from_equal_ones():
     trees = [[a, b, c], [a, 1, a, c], [a, a, 1, b], [a, b, b], [a, a, a], [a, b], [1, 2, 2], [a, b, a, b], [a, b, b, a]]
     for one in trees:
         for other in trees:
-            assert has_aliases(other, alias_pattern(one)) == (alias_pattern(other) == alias_pattern(one)), (one, other)
+            is_same = alias_pattern(other) == alias_pattern(one)
+            assert has_aliases(Inputs(other), alias_pattern(one)) == is_same, (one, other)

@@ -178,7 +178,7 @@ def inputs_written_over_that_were_not_given_away(patch):
     real = replay.__init__
     every = lambda program: program._replace(donated=frozenset(program.inputs))
     patch.setattr(replay, "__init__", lambda self, device, program, run: real(self, device, every(program), run))
-    patch.setattr(replayed("recorded_run"), "are_unshared", lambda memories: [True] * len(memories))
+    patch.setattr(replayed("recorded_run"), "are_unshared", lambda memories, which: [True] * len(which))
 
 
 def places_baked_in(patch):

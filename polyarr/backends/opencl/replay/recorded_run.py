@@ -89,7 +89,7 @@ class RecordedRun:
         over = self._sharing.over
         self._input_regions = [self._regions[ref] for ref in inputs]
         self._overwrites = [(i, over[ref]) for i, ref in enumerate(inputs) if ref in over]
-        self._is_reusable = [ref in over for ref in inputs]
+        self._reusable = [i for i, _ in self._overwrites]
         self._fresh, self._fault = [self._regions[ref] for ref in fresh], self._regions[recording.fault[0]]
         self._commands: dict[int, BoundCommand] = {}
         self._lists: dict[frozenset[int], CommandList] = {}
@@ -106,7 +106,6 @@ class RecordedRun:
         if not self._is_bound:
             self._bind()
         values = self._evaluate(inputs)
-        device.faults.follow(inputs)
         inputs.clear()
         if fault.times:
             memory, values[time.slot] = device.faults.call()
@@ -129,8 +128,8 @@ class RecordedRun:
 
     def _arranged(self, memories: list[Any], handles: list[int]) -> Arrangement:
         """Return the last arrangement, unless inputs that may be overwritten moved, or are referred to elsewhere."""
-        unshared = compress(are_unshared(memories), self._is_reusable)
-        key = [*compress(handles, self._is_reusable)], [*unshared], self._device.lendings
+        reusable = self._reusable
+        key = [handles[i] for i in reusable], [*are_unshared(memories, reusable)], self._device.lendings
         if self._last is not None and self._last.key == key:
             return self._last
         self._last = None
@@ -262,13 +261,13 @@ class RecordedRun:
         return found
 
 
-def are_unshared(memories: list[Any]) -> Iterator[bool]:
-    """Yield, for each memory of a list, whether nothing but the list refers to it.
+def are_unshared(memories: list[Any], which: list[int]) -> Iterator[bool]:
+    """Yield, for some memories of a list, whether nothing but the list refers to them.
 
     This is CPython's reference count, which also decides when memory returns to the pool: a view refers to the memory
     itself. PyOpenCL's memory takes no weak references, and an owner object for each would cost every op.
     """
-    return map(UNSHARED.__eq__, map(getrefcount, memories))
+    return map(UNSHARED.__eq__, map(getrefcount, map(memories.__getitem__, which)))
 
 
 class _Marked:
