@@ -216,13 +216,15 @@ class Fusion(NamedTuple):
         return None if None in specs else self.kind(step, tuple(specs), spec_of(step.outputs))  # type: ignore[arg-type]
 
 
-def flat(slots: Any) -> Iterator[int]:
-    """Yield the slots in a step's inputs or outputs."""
-    if type(slots) is tuple:
-        for member in slots:
-            yield from flat(member)
-    elif slots is not None:
-        yield slots
+def flat(slots: Any) -> list[int]:
+    """Return the slots in a step's inputs or outputs."""
+    found: list[int] = []
+    for slot in slots if type(slots) is tuple else (slots,):
+        if type(slot) is tuple:
+            found += flat(slot)
+        elif slot is not None:
+            found.append(slot)
+    return found
 
 
 def renamed(slots: Any, names: dict[int, int]) -> Any:
