@@ -147,15 +147,26 @@ class CharTokenizer:
         return f"CharTokenizer({self.vocab_size} characters)"
 
 
+class UnknownCharacterError(ValueError):
+    """A text has characters that are not in a tokenizer's vocabulary.
+
+    Attributes:
+        characters: The characters.
+    """
+
+    characters: list[str]
+
+
 def refuse_unknown(characters: Iterable[str], tokenizer: Any) -> None:
-    """Raise ValueError if there are any characters, all of which are missing from a tokenizer's vocabulary."""
+    """Raise UnknownCharacterError if there are any characters, all of them missing from a tokenizer's vocabulary."""
     unknown = sorted(set(characters))
     if unknown:
         more = f" and {len(unknown) - _MAX_LISTED} more" if len(unknown) > _MAX_LISTED else ""
         listed = ", ".join(f"{c!r} (U+{ord(c):04X})" for c in unknown[:_MAX_LISTED])
-        raise ValueError(
-            f"encode: not in the vocabulary of {tokenizer.vocab_size} {tokenizer.unit}: {listed}{more}"
-        )
+        size = f"{tokenizer.vocab_size} {tokenizer.unit}"
+        error = UnknownCharacterError(f"encode: not in the vocabulary of {size}: {listed}{more}")
+        error.characters = unknown
+        raise error
 
 
 def _points(text: str) -> np.ndarray:

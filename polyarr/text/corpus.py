@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from polyarr.files import HeldFile
-from polyarr.text.characters import CharTokenizer
+from polyarr.text.characters import CharTokenizer, UnknownCharacterError
 from polyarr.text.records import are_records, encoded_records
 from polyarr.text.sources import FIELD, pieces_of, read_pieces
 from polyarr.text.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class Corpus:
             return cls.parted(records.tokenizer, tokens, records.digest(), at, are_records=True)
         tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
         counted = Counted(read_pieces(files, field))
-        with _unnamed_file() as file:
+        with naming_file(files, field), _unnamed_file() as file:
             for part in encoded(counted, tokenizer):
                 file.write(part.data)
             file.flush()
@@ -160,6 +160,18 @@ def first_held_out(tokens: np.ndarray | TokenFile, validation: float) -> int:
     if len(starts) < 2:
         raise ValueError(f"records: there is {len(starts)}; there must be one to train on and one to validate with")
     return int(starts[min(max(int(len(starts) * (1 - validation)), 1), len(starts) - 1)])
+
+
+@contextlib.contextmanager
+def naming_file(files: Sequence[Path], field: str = FIELD) -> Iterator[None]:
+    """Context in which an error about unknown characters names the first file that has one of them."""
+    try:
+        yield
+    except UnknownCharacterError as error:
+        for path in files:
+            if any(c in (piece or "") for piece in read_pieces([path], field) for c in error.characters):
+                raise ValueError(f"{path}: {error}") from None
+        raise
 
 
 def char_tokenizer_of(pieces: Pieces) -> CharTokenizer:

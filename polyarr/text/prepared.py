@@ -27,6 +27,7 @@ from polyarr.text.corpus import (
     dtype_for,
     encoded,
     first_held_out,
+    naming_file,
     validation_start,
 )
 from polyarr.text.records import are_records
@@ -106,7 +107,7 @@ def prepare(
     folder.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex[:16]
     try:
-        with alone_in(folder, "preparation"):
+        with naming_file([] if isinstance(source, CountedRecords) else files, field), alone_in(folder, "preparation"):
             manifest = _written(folder, name, source, tokenizer, validation)
             manifest["sources"] = {"files": len(files), "first": [str(path) for path in files[:_NAMED]]}
             write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())

@@ -221,12 +221,24 @@ def test_wrong_wishes_leave_nothing(tmp_path, files):
     for wrong, said in [
         ({"validation": 1.0}, "prepare: validation is 1.0; it must be between 0 and 1"),
         ({"field": "body"}, "a.jsonl: line 1: it must be"),
-        ({"tokenizer": Corpus.of_text("abc").tokenizer}, "encode: not in the vocabulary of 3 characters"),
+        ({"tokenizer": Corpus.of_text("abc").tokenizer}, r"\.\w+: encode: not in the vocabulary of 3 characters"),
         ({"validation": 1e-9}, r"prepare: \d+ tokens; there must be some to train on and some to validate with"),
     ]:
         with pytest.raises(ValueError, match=said):
             prepare(files, tmp_path / "out", **{"tokenizer": BPE, **wrong})
         assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_character_is_reported_with_its_file(tmp_path):
+    known = Corpus.of_text("abc").tokenizer
+    for name, text in (("a.txt", "abc" * 50), ("b.txt", "ab" * 50 + "é"), ("c.txt", "éd")):
+        (tmp_path / name).write_text(text)
+    paths = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+    said = r"b\.txt: encode: not in the vocabulary of 3 characters: '\w'"
+    with pytest.raises(ValueError, match=said):
+        Corpus.of_files(paths, known)
+    with pytest.raises(ValueError, match=said):
+        prepare(paths, tmp_path / "out", known)
 
 
 class Crash(BaseException):
