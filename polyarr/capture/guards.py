@@ -192,31 +192,33 @@ def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> 
         is_donated: Whether the arrays are donated.
         kind: The type of a list or tuple of such containers; None for one container.
     """
-    last = list[weakref.ref]()
-    remembered: _Remembered | None = None
+    # Replaced as one object: between two assignments, another thread would find what is remembered of another tree.
+    last: tuple[list[weakref.ref], _Remembered | None] = [], None
 
     def forget(part: weakref.ref) -> None:
-        nonlocal remembered
-        if any(part is one for one in last):
-            remembered = None
+        nonlocal last
+        if any(part is one for one in last[0]):
+            last = [], None
 
     def guard(tree: Any, inputs: Inputs) -> bool:
-        nonlocal last, remembered
+        nonlocal last
         if kind is not None and type(tree) is not kind:
             return False
         parts = (tree,) if kind is None else tree
-        found, is_last = remembered, len(parts) == len(last) and all(map(is_, parts, [part() for part in last]))
+        refs, found = last
+        is_last = len(parts) == len(refs) and all(map(is_, parts, [part() for part in refs]))
         if found is not None and is_last and found.version == VERSION[0] and _are_same(found.contents):
             return found.add_to(inputs, is_donated)
         version, start = VERSION[0], len(inputs)
         if not matches(tree, inputs):
             return False
         if not is_last:
-            last, remembered = [weakref.ref(part, forget) for part in parts], None
-        else:
-            remembered = _remembered(parts, version, inputs[start:])
-            if remembered and found and [*map(id, remembered.inputs)] == [*map(id, found.inputs)]:
-                remembered.kept = found.kept
+            last = [weakref.ref(part, forget) for part in parts], None
+            return True
+        remembered = _remembered(parts, version, inputs[start:])
+        if remembered and found and [*map(id, remembered.inputs)] == [*map(id, found.inputs)]:
+            remembered.kept = found.kept
+        last = refs, remembered
         return True
 
     return guard

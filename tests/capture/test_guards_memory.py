@@ -1,6 +1,8 @@
 """Guards remember the Modules that they accepted, and look again after every change."""
 
 import gc
+import sys
+import threading
 import weakref
 
 import numpy as np
@@ -200,3 +202,43 @@ def test_shared_arrays_are_told_from_equal_ones():
         for other in trees:
             is_same = alias_pattern(other) == alias_pattern(one)
             assert has_aliases(Inputs(other), alias_pattern(one)) == is_same, (one, other)
+
+
+def test_a_call_in_another_thread_meanwhile_does_not_mix_up_two_models():
+    one, other = Scaled(), Scaled()
+    matches, others = guards.guard_for(one, is_inner=True), [other]
+
+    def matches_while_another_thread_calls(tree, inputs):
+        if len(seen) == 2 and others:
+            assert guard(others.pop(), Inputs())
+        return matches(tree, inputs)
+
+    seen, guard = [], guards._remembering(matches_while_another_thread_calls, is_donated=False)
+    for model in (one, one, other, one, one, other, other):
+        seen.append(model)
+        inputs = Inputs()
+        assert guard(model, inputs) and inputs[0] is model.w
+
+
+def test_threads_that_call_with_models_of_their_own(backend):
+    models, x, wrong = [Scaled() for _ in range(4)], pa.asarray([1.0, 2.0]), []
+    for i, model in enumerate(models):
+        model.w.rebind(pa.full(2, float(i)))
+    compiled, expected = pa.compile(lambda model, x: model(x)), [model(x).tolist() for model in models]
+
+    def work(i):
+        for _ in range(100):
+            if compiled(models[i], x).tolist() != expected[i]:
+                wrong.append(i)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
