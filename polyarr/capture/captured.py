@@ -19,7 +19,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import capturing, get_backend, use_backend
 from polyarr.core.errors import BackendError, CaptureError
 from polyarr.core.number import Number, user_location
-from polyarr.core.program import Inputs, Program, Run
+from polyarr.core.program import KEPT, Inputs, Program, Run, release
 from polyarr.core.spec import Spec
 from polyarr.core.tape import paused
 
@@ -74,6 +74,8 @@ class Captured(NamedTuple):
             ]
         for a in donated:  # inlined Array.rebind, for speed
             a.backend, a.buf, a.node = DONATED, None, None
+        if KEPT and donated:
+            release(donated)
         try:
             outputs = self.outputs(inputs)
         except BaseException:
@@ -84,6 +86,8 @@ class Captured(NamedTuple):
         for i, at, spec in self.effects:  # likewise: nothing captures or reads handles here
             a = arguments[i]
             a.backend, a.buf, a.spec, a.node = backend, outputs[at], spec, None
+        if KEPT and self.effects:
+            release([arguments[i] for i, *_ in self.effects])
         return self.value(outputs)
 
     def outputs(self, inputs: list[Any]) -> list[Any]:
@@ -120,11 +124,12 @@ watch.replace_while_observed(Captured, "outputs", Captured._observed)
 def _values(arguments: Inputs) -> Inputs:
     """Return the values of a call's inputs."""
     kept, start = arguments.kept, arguments.start
-    if kept is None:
+    known = [] if kept is None else kept.values  # another thread may release them from now on
+    if kept is None or not known:
         return Inputs([a.buf if type(a) is Array else a for a in arguments])
     values = Inputs([a.buf if type(a) is Array else a for a in arguments[:start]])
-    values.keep(kept, kept.values)
-    values += [a.buf if type(a) is Array else a for a in arguments[start + len(kept.values) :]]
+    values.keep(kept, known)
+    values += [a.buf if type(a) is Array else a for a in arguments[start + len(known) :]]
     return values
 
 

@@ -155,31 +155,28 @@ class _Remembered:
         self.version, self.contents, self.inputs = version, contents, inputs
         self.specs = [*map(SPEC, inputs)]
         self.kept: Kept | None = None
-        self._ids, self._is_changing = list[int](), False
+        self._ids = list[int]()
 
     def add_to(self, inputs: Inputs, is_donated: bool) -> bool:
         """Append the arrays to the inputs of a call; return whether they have the same Specs."""
-        if not is_donated and inputs.kept is None and len(self.inputs) >= MIN_KEPT and self._are_kept():
-            inputs.keep(self.kept, self.inputs)  # type: ignore[arg-type]
+        wanted = not is_donated and inputs.kept is None and len(self.inputs) >= MIN_KEPT
+        if wanted and (kept := self._known()) is not None:
+            inputs.keep(kept, self.inputs)
         else:
             inputs += self.inputs
         return [*map(SPEC, self.inputs)] == self.specs
 
-    def _are_kept(self) -> bool:
-        """Return whether the arrays have the values that are kept; keep those that they had at the last call, too."""
-        if self._is_changing:  # what changes is not kept, as that would hold the memory of the values before
-            return False
-        values = [*map(VALUE, self.inputs)]
-        if self.kept is not None:
-            same = map(is_, map(BACKEND, self.inputs), repeat(self.kept.leaves[0].backend))
-            self._is_changing = not (all(map(is_, values, self.kept.values)) and all(same))
-            self.kept = None if self._is_changing else self.kept
-        else:
-            ids = [*map(id, values)]
-            if ids == self._ids and len({*map(id, map(BACKEND, self.inputs))}) == 1:
-                self.kept = Kept(self.inputs, values)
-            self._ids = ids
-        return self.kept is not None
+    def _known(self) -> Kept | None:
+        """Return what is kept if the arrays have these values; keep those that they had at the last call, too."""
+        values, kept = [*map(VALUE, self.inputs)], self.kept  # read once, as other threads assign it
+        if kept is not None and len(kept.values) == len(values) and all(map(is_, values, kept.values)):
+            if all(map(is_, map(BACKEND, self.inputs), repeat(kept.leaves[0].backend))):
+                return kept
+        ids = [*map(id, values)]
+        is_one = ids == self._ids and len({*map(id, map(BACKEND, self.inputs))}) == 1
+        kept = self.kept = Kept(self.inputs, values) if is_one else None
+        self._ids = ids
+        return kept
 
 
 def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> Guard:

@@ -11,6 +11,7 @@ from polyarr.core.backend import Backend, count_download, count_upload
 from polyarr.core.current import current_level, get_backend, traced
 from polyarr.core.errors import DtypeError
 from polyarr.core.number import FloatNumber, IntNumber
+from polyarr.core.program import KEPT, release
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
 from polyarr.core.tape import Node, hold, reads, records
 
@@ -142,6 +143,8 @@ class Array(Methods):
         if (level := current_level()) is not None:
             other = level.rebound(self, other)
         self.backend, self.buf, self.spec, self.node = other.backend, other.buf, other.spec, other.node
+        if KEPT:
+            release([self])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (self.numpy(), self.backend.name)

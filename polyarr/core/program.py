@@ -23,7 +23,8 @@ Several threads may call them at once. `plain` calls the steps in order; `run` m
 Backend.fusion describes which steps the backend can fuse (see Fusion). capture/fuse.py groups them before replay.
 """
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from polyarr.core.spec import Spec
@@ -36,7 +37,7 @@ class Kept:
 
     Attributes:
         leaves: The arrays.
-        values: Their buffers, in this order.
+        values: Their buffers, in this order; empty after one of the arrays got another, see `release`.
         ids: The ids of the arrays.
         notes: What backends note of them, by the object that notes it, such as the function that runs a program.
     """
@@ -44,6 +45,19 @@ class Kept:
     def __init__(self, leaves: list[Any], values: list[Any]) -> None:
         self.leaves, self.values, self.ids = leaves, values, frozenset(map(id, leaves))
         self.notes: dict[Any, Any] = {}
+        KEPT.append(weakref.ref(self, KEPT.remove))
+
+
+KEPT = list[weakref.ref[Kept]]()  # all that live
+
+
+def release(arrays: Iterable[Any]) -> None:
+    """Hold the buffers of arrays no longer: they get others, or are donated, so their memory can be freed or reused."""
+    ids = [*map(id, arrays)]
+    for ref in KEPT.copy():  # it changes as soon as one dies
+        kept = ref()
+        if kept is not None and not kept.ids.isdisjoint(ids):
+            kept.values, kept.notes = [], {}
 
 
 class Inputs(list[Any]):

@@ -122,14 +122,10 @@ def test_inputs_that_do_not_change_are_kept_until_they_do():
     assert first.kept is None and last.kept is not None and last.start == 1 and last.others() == [0]
     assert [*map(id, last.kept.values)] == [id(a.buf) for a in last[1:]]
     model.w.rebind(pa.full(2, 4.0))
-    for _ in range(3):
+    for is_kept in (False, True, True):
         again = Inputs()
-        assert guard(trees, again) and again.kept is None and len(again) == 10
-    model.rate = 2.0
-    for _ in range(3):
-        again = Inputs()
-        assert guard(trees, again)
-    assert again.kept is not None and again.kept.values[0] is model.w.buf
+        assert guard(trees, again) and (again.kept is not None) == is_kept and len(again) == 10
+    assert again.kept.values[0] is model.w.buf
 
 
 def test_donated_inputs_are_not_kept():
@@ -172,6 +168,41 @@ def test_inputs_beside_kept_ones_may_share_their_memory(backend):
             y = pa.full(2, 3.0)
             expected = (model(x) - y).tolist(), (x + 1).tolist()
             assert tuple(a.tolist() for a in compiled(model, x, y)) == expected
+
+
+def rebound_by_a_step(model):
+    def step(model):
+        model.w *= 2
+
+    pa.compile(step)(model)
+
+
+def donated_to_a_step(model):
+    pa.compile(lambda a: a * 2, donate="a")(model.w)
+
+
+@pytest.mark.parametrize("change", [rebound, rebound_by_a_step, donated_to_a_step], ids=lambda change: change.__name__)
+def test_values_that_are_kept_are_released_before_the_next_call(on_numpy, change):
+    model, x = Scaled(), pa.asarray([1.0, 2.0])
+    compiled = pa.compile(lambda model, x: model(x))
+    for _ in range(8):
+        compiled(model, x)
+    before = weakref.ref(model.w.buf)
+    change(model)
+    assert before() is None
+
+
+def test_a_step_overwrites_donated_weights_that_another_function_kept():
+    with pa.use_backend("opencl"):
+        evaluate = pa.compile(lambda model, x: model(x))
+        step = pa.compile(lambda model: pa.tree.map(lambda w: w * 0.5 + 1, model), donate="model")
+        model, x = Scaled(), pa.asarray([1.0, 2.0])
+        for calls in (0, 0, 0, 8):
+            for _ in range(calls):
+                evaluate(model, x)
+            memory = model.w.buf.memory.int_ptr
+            model = step(model)
+        assert model.w.buf.memory.int_ptr == memory
 
 
 def test_two_models_that_alternate_are_told_apart():

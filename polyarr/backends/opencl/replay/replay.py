@@ -83,8 +83,9 @@ class Replay:
     def _note(self, inputs: Inputs, layout: Any, found: RecordedRun) -> None:
         """Note a recorded run for calls with the same kept inputs, unless some inputs share memory or have offsets."""
         bufs = [b for b in inputs if type(b) is Buffer]
-        if not any(map(OFFSET, bufs)) and layout == tuple(map(STRIDES, bufs)):
-            of = inputs.notes.setdefault(self, KeptInputs(self._device, inputs, self._constants))
+        values = inputs.kept.values if inputs.kept else []  # none if they were released since
+        if values and not any(map(OFFSET, bufs)) and layout == tuple(map(STRIDES, bufs)):
+            of = inputs.notes.setdefault(self, KeptInputs(self._device, inputs, values, self._constants))
             of.runs[tuple([b.strides for b in inputs.others() if type(b) is Buffer])] = found
 
     def _view(self, i: int, buf: Buffer) -> tuple[Any, ...]:
@@ -117,9 +118,8 @@ class KeptInputs:
         runs: The recorded runs with them, by the strides of the other buffers.
     """
 
-    def __init__(self, device: Device, inputs: Inputs, constants: Iterable[int]) -> None:
+    def __init__(self, device: Device, inputs: Inputs, values: list[Buffer], constants: Iterable[int]) -> None:
         self._device, self.runs = device, dict[Any, RecordedRun]()
-        values = inputs.kept.values if inputs.kept else []
         self._memories = [*map(MEMORY, values)]
         self._handles = [*map(HANDLE, self._memories)]
         self._taken = {*self._handles, *constants}
