@@ -98,8 +98,15 @@ def missing_array(op: Any, specs: tuple) -> str:
 
 
 def mixed_backends(op: Any, args: Any) -> str:
-    """Return the error message for inputs on several backends."""
-    found = list({id(a.backend): a.backend.name for a in flatten(args) if type(a) is Array}.values())
+    """Return the error message for inputs on several backends.
+
+    Raises:
+        CaptureError: One was donated to a compiled function.
+    """
+    backends = {id(a.backend): a.backend for a in flatten(args) if type(a) is Array}.values()
+    for backend in backends:
+        backend.kernels.get(op)  # those of donated arrays raise
+    found = [backend.name for backend in backends]
     names = " and ".join(map(repr, found)) if len({*found}) > 1 else f"{len(found)} backends called {found[0]!r}"
     return f"{op.name}: inputs live on {names}; bring them to one backend with .to(name)"
 
