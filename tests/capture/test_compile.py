@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import ops, tree
+from polyarr import nn, ops, tree
 from polyarr.core.tape import recording
 from polyarr.models.gpt import GPTModel
 from polyarr.optim import SGD, AdamW, LossScale, Muon, accumulate, warmup_cosine
@@ -209,6 +209,25 @@ def test_donated_arrays_are_deleted_and_their_memory_is_free(on_numpy):
         for used in (x.numpy, lambda: x + 1, lambda: fn(x), lambda: x + y, lambda: y + x, lambda: pa.concat([y, x])):
             with pytest.raises(pa.CaptureError, match="donated to a compiled function"):
                 used()
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_device_memory_is_given_back_when_the_function_dies(calls):
+    with pa.use_backend("opencl"):
+        layers, x = nn.Sequential(*[nn.Linear(2, 2) for _ in range(8)]), pa.ones((2, 2))  # enough arrays to be kept
+        fn = pa.compile(lambda m, x: m(x) + pa.asarray(np.arange(1 << 20, dtype=np.float32))[:2])
+        gc.collect()
+        gc.disable()
+        try:
+            before = pa.memory_stats().in_use
+            for _ in range(calls):
+                fn(layers, x)
+            pa.synchronize()
+            assert pa.memory_stats().in_use >= before + (1 << 22)
+            del fn
+            assert pa.memory_stats().in_use < before + (1 << 20)
+        finally:
+            gc.enable()
 
 
 def test_memory_is_given_back_when_the_function_dies(on_numpy):

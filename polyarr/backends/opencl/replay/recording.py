@@ -6,6 +6,7 @@ launcher computes from them is recorded as a scalar step; if it branches on a va
 """
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,6 +93,8 @@ class Recording:
     """
 
     def __init__(self, record: Any, memory: type, program: Program) -> None:
+        this = weakref.ref(self)  # what is recorded has numbers: a cycle would hold memory until a collection
+        self._evaluated = lambda *call: this()._evaluate(*call)  # type: ignore[union-attr]
         self.program = program
         self.recorded: list[RecordedCommand] = []
         self.scalar_steps: list[tuple[Step, Step]] = []
@@ -118,7 +121,7 @@ class Recording:
 
     def number(self, slot: int, now: Any) -> Number:
         """Return the tracer of a scalar."""
-        return tracer(slot, now, self._evaluate)
+        return tracer(slot, now, self._evaluated)
 
     def offset(self, of: int, buf: Buffer) -> Offset:
         """Return the tracer of an input's offset."""
