@@ -179,6 +179,29 @@ class _Remembered:
         return kept
 
 
+class _Last:
+    """The containers that a guard met last.
+
+    Attributes:
+        met: Weak references to them, and what is remembered of them. Replaced as one object: between two assignments,
+            another thread would find what is remembered of other containers.
+    """
+
+    def __init__(self) -> None:
+        self.met: tuple[list[weakref.ref], _Remembered | None] = [], None
+
+    def begin(self, parts: Iterable[Any]) -> None:
+        """Note containers that are met for the first time; forget them when one dies."""
+        this = weakref.ref(self)  # a cycle would hold what is remembered until a collection
+
+        def forget(part: weakref.ref) -> None:
+            last = this()
+            if last is not None and any(part is one for one in last.met[0]):
+                last.met = [], None
+
+        self.met = [weakref.ref(part, forget) for part in parts], None
+
+
 def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> Guard:
     """Return a guard that visits a tree of Versioned containers again only if a container may have changed.
 
@@ -189,20 +212,13 @@ def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> 
         is_donated: Whether the arrays are donated.
         kind: The type of a list or tuple of such containers; None for one container.
     """
-    # Replaced as one object: between two assignments, another thread would find what is remembered of another tree.
-    last: tuple[list[weakref.ref], _Remembered | None] = [], None
-
-    def forget(part: weakref.ref) -> None:
-        nonlocal last
-        if any(part is one for one in last[0]):
-            last = [], None
+    last = _Last()
 
     def guard(tree: Any, inputs: Inputs) -> bool:
-        nonlocal last
         if kind is not None and type(tree) is not kind:
             return False
         parts = (tree,) if kind is None else tree
-        refs, found = last
+        refs, found = last.met
         is_last = len(parts) == len(refs) and all(map(is_, parts, [part() for part in refs]))
         if found is not None and is_last and found.version == VERSION[0] and _are_same(found.contents):
             return found.add_to(inputs, is_donated)
@@ -210,12 +226,12 @@ def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> 
         if not matches(tree, inputs):
             return False
         if not is_last:
-            last = [weakref.ref(part, forget) for part in parts], None
+            last.begin(parts)
             return True
         remembered = _remembered(parts, version, inputs[start:])
         if remembered and found and [*map(id, remembered.inputs)] == [*map(id, found.inputs)]:
             remembered.kept = found.kept
-        last = refs, remembered
+        last.met = refs, remembered
         return True
 
     return guard

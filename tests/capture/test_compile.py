@@ -211,7 +211,7 @@ def test_donated_arrays_are_deleted_and_their_memory_is_free(on_numpy):
                 used()
 
 
-@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("calls", [1, 2, 9])
 def test_device_memory_is_given_back_when_the_function_dies(calls):
     with pa.use_backend("opencl"):
         layers, x = nn.Sequential(*[nn.Linear(2, 2) for _ in range(8)]), pa.ones((2, 2))  # enough arrays to be kept
