@@ -12,7 +12,7 @@ from typing import Any
 
 from polyarr.capture.arguments import NAME_TYPES, PLAIN_TYPES, is_input
 from polyarr.core.array import Array
-from polyarr.core.program import Inputs, Kept
+from polyarr.core.program import Inputs, Kept, kept_of
 from polyarr.tree import VERSION, Versioned, children
 
 Guard = Callable[[Any, Inputs], bool]
@@ -174,7 +174,7 @@ class _Remembered:
                 return kept
         ids = [*map(id, values)]
         is_one = ids == self._ids and len({*map(id, map(BACKEND, self.inputs))}) == 1
-        kept = self.kept = Kept(self.inputs, values) if is_one else None
+        kept = self.kept = kept_of(self.inputs, values) if is_one else None
         self._ids = ids
         return kept
 

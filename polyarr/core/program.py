@@ -24,7 +24,8 @@ Backend.fusion describes which steps the backend can fuse (see Fusion). capture/
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from operator import is_
 from typing import Any, NamedTuple
 
 from polyarr.core.spec import Spec
@@ -39,16 +40,27 @@ class Kept:
         leaves: The arrays.
         values: Their buffers, in this order; empty after one of the arrays got another, see `release`.
         ids: The ids of the arrays.
-        notes: What backends note of them, by the object that notes it, such as the function that runs a program.
+        notes: What backends note of them, by the object that notes it, such as the function that runs a program, while
+            that lives.
     """
 
     def __init__(self, leaves: list[Any], values: list[Any]) -> None:
         self.leaves, self.values, self.ids = leaves, values, frozenset(map(id, leaves))
-        self.notes: dict[Any, Any] = {}
+        self.notes: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
         KEPT.append(weakref.ref(self, KEPT.remove))
 
 
 KEPT = list[weakref.ref[Kept]]()  # all that live
+
+
+def kept_of(leaves: list[Any], values: list[Any]) -> Kept:
+    """Return the Kept of arrays with these values: the one that another function has, or a new one."""
+    for ref in KEPT.copy():
+        kept = ref()
+        if kept is not None and [*map(id, kept.leaves)] == [*map(id, leaves)]:
+            if len(kept.values) == len(values) and all(map(is_, kept.values, values)):
+                return kept
+    return Kept(leaves, values)
 
 
 def release(arrays: Iterable[Any]) -> None:
@@ -57,7 +69,7 @@ def release(arrays: Iterable[Any]) -> None:
     for ref in KEPT.copy():  # it changes as soon as one dies
         kept = ref()
         if kept is not None and not kept.ids.isdisjoint(ids):
-            kept.values, kept.notes = [], {}
+            kept.values, kept.notes = [], weakref.WeakKeyDictionary()
 
 
 class Inputs(list[Any]):
@@ -77,7 +89,7 @@ class Inputs(list[Any]):
         self += values
 
     @property
-    def notes(self) -> dict[Any, Any]:
+    def notes(self) -> MutableMapping[Any, Any]:
         """What backends note of the inputs that are kept."""
         return {} if self.kept is None else self.kept.notes
 

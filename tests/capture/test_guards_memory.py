@@ -128,6 +128,17 @@ def test_inputs_that_do_not_change_are_kept_until_they_do():
     assert again.kept.values[0] is model.w.buf
 
 
+def test_guards_share_what_is_kept_of_a_model():
+    model, found = Scaled(), []
+    guards_of_two_functions = [guards.guard_for(model), guards.guard_for(model)]
+    for guard in guards_of_two_functions:
+        for _ in range(4):
+            inputs = Inputs()
+            assert guard(model, inputs)
+        found.append(inputs.kept)
+    assert found[0] is found[1] and found[0] is not None
+
+
 def test_donated_inputs_are_not_kept():
     model = Scaled()
     guard = guards.guard_for(model, is_donated=True)
