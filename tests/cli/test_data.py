@@ -87,7 +87,7 @@ WRONG = {
     "no texts": (("prepare", "run*", "--out", "data"), 1, "polyarr: run*: no file has such a name"),
     "no data": (("prepare", "--out", "data"), 2, "Missing argument 'DATA...'"),
     "no field": (("prepare", "texts", "--out", "data", "--field", "x"), 1, "b.jsonl: line 1: it must be a JSON object"),
-    "no characters": (("prepare", "texts", "--out", "data", "--tokenizer", "char.json"), 1, "polyarr: encode: not in"),
+    "no characters": (("prepare", "texts", "--out", "data", "--tokenizer", "char.json"), 1, "a.txt: encode: not in"),
     "strangers": (("prepare", "texts", "--out", "."), 2, "prepare: . holds other files; give a folder of its"),
     "out is a file": (("prepare", "texts", "--out", "char.json"), 2, "'--out'"),
     "train, no tokenizer": ((*TRAIN, "--data", "texts", "--tokenizer", "none"), 1, "polyarr: none: No such file or"),
