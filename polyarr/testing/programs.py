@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import polyarr
-from polyarr import ops, random, tree
+from polyarr import nn, ops, random, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
@@ -31,6 +31,7 @@ SIZE = 2**24 + 40  # elements: more than float32 can count exactly
 OFFSETS = (3, 2**8 + 1, 2**15 + 1, 2**16 + 3, 2**20 + 1, 2**24 + 1, SIZE - 9)
 NUMBERS = (1, -1, 2**15 + 1, 2**16 + 1, 2**31 + 1, 2**33 + 1, -(2**40) - 1)
 THREADS, ROUNDS = 4, 12
+LAYERS, WEIGHT = 20, (3, 5)  # arrays of a model, and their shape
 
 
 def check_captures(backend: Backend, examples: int) -> None:
@@ -104,10 +105,11 @@ def _drawn(x: Array, y: Array, held: dict[str, Any]) -> Any:
 
 
 def check_runs(backend: Backend, examples: int) -> None:
-    """Check compiled functions with any number and offset, in several threads, after an exception, and for leaks."""
+    """Check compiled functions with any number, offset and weights, in threads, after an exception, and for leaks."""
     with use_backend(backend):
-        for check in (_check_keys, _check_numbers, _check_offsets, _check_errors, _check_threads, _check_release):
+        for check in (_check_keys, _check_numbers, _check_offsets, _check_weights, _check_errors, _check_threads):
             check(backend)
+        _check_release(backend)
 
 
 def _hold(backend: Backend, what: str, due: Any, got: Any) -> None:
@@ -154,6 +156,32 @@ def _check_offsets(backend: Backend) -> None:
         _hold(backend, f"at place {place}", at_a_number(x, place), by_number(x, place))
         view = x[place : place + 9]
         _hold(backend, f"with a view that begins at {place}", of_a_view(view), by_view(view))
+
+
+class _Layers(nn.Module):
+    """A model with as many weights as are kept from one run to the next, and more (core/program.py: Kept)."""
+
+    def __init__(self, backend: Backend, seed: int) -> None:
+        numbers = np.random.default_rng(seed).standard_normal((LAYERS, *WEIGHT)).astype(np.float32)
+        self.weights = [from_numpy(each, backend) for each in numbers]
+
+    def __call__(self, x: Array, n: int) -> Any:
+        for weight in self.weights:
+            x = x * weight + n
+        return x, self.weights[0] + self.weights[-1]
+
+
+def _check_weights(backend: Backend) -> None:
+    """Check runs with two models, in each of several runs with the same weights, and with others beside them."""
+    models, compiled = [_Layers(backend, 1), _Layers(backend, 2)], polyarr.compile(_Layers.__call__)
+    wide = from_numpy(np.linspace(-1, 1, 60, dtype=np.float32).reshape(12, 5), backend)
+    for turn in range(20):
+        model = models[turn // 5 % 2]
+        weight = model.weights[turn]
+        if turn % 5 == 4:
+            weight.rebind(weight * 1.5)
+        for given in (wide[:3] * float(turn), wide[turn % 9 :][:3], wide[::4], weight[...]):
+            _hold(backend, f"with weights in turn {turn}", model(given, turn), compiled(model, given, turn))
 
 
 def _check_errors(backend: Backend) -> None:

@@ -91,6 +91,29 @@ def a_view_begins_at_a_float(program, plain):
     return changing(lambda program, inputs: [begun(x, lambda n: int(np.float32(n))) for x in inputs])(program, plain)
 
 
+@planted(rf"compiled, with weights in turn \d+: {OTHER}")
+def weights_that_are_kept_are_those_of_the_first_model(program, plain):
+    first = []
+
+    def run(inputs):
+        if inputs.kept is not None:
+            first[:] = first or inputs.kept.values
+            inputs[inputs.start : inputs.start + len(first)] = first
+        return plain(inputs)
+
+    return run
+
+
+@planted(rf"compiled, with weights in turn \d+: {OTHER}")
+def what_stands_beside_kept_weights_is_kept_too(program, plain):
+    def run(inputs):
+        if inputs.kept is not None:
+            inputs[:] = inputs.notes.setdefault(run, [*inputs])
+        return plain(inputs)
+
+    return run
+
+
 @planted(r"compiled, with \d+ and \d+, among runs that raise: another outcome")
 def what_a_run_that_raised_was_given_stays(program, plain):
     left = []
