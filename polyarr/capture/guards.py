@@ -167,7 +167,7 @@ class _Remembered:
         return [*map(SPEC, self.inputs)] == self.specs
 
     def _known(self) -> Kept | None:
-        """Return what is kept if the arrays have these values; keep those that they had at the last call, too."""
+        """Return the Kept of the arrays if it has their values; a new one if they had these at the last call, too."""
         values, kept = [*map(VALUE, self.inputs)], self.kept  # read once, as other threads assign it
         if kept is not None and len(kept.values) == len(values) and all(map(is_, values, kept.values)):
             if all(map(is_, map(BACKEND, self.inputs), repeat(kept.leaves[0].backend))):

@@ -40,8 +40,8 @@ class Kept:
         leaves: The arrays.
         values: Their buffers, in this order; empty after one of the arrays got another, see `release`.
         ids: The ids of the arrays.
-        notes: What backends note of them, by the object that notes it, such as the function that runs a program, while
-            that lives.
+        notes: Notes of backends about them, by the object that made them, such as the function that runs a program,
+            while that lives.
     """
 
     def __init__(self, leaves: list[Any], values: list[Any]) -> None:
@@ -90,7 +90,7 @@ class Inputs(list[Any]):
 
     @property
     def notes(self) -> MutableMapping[Any, Any]:
-        """What backends note of the inputs that are kept."""
+        """Notes of backends about the inputs that are kept."""
         return {} if self.kept is None else self.kept.notes
 
     def others(self) -> list[Any]:

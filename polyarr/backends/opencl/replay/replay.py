@@ -112,7 +112,7 @@ class Replay:
 
 
 class KeptInputs:
-    """What a replay notes of inputs that are kept (core/program.py), all of them buffers.
+    """Notes of a replay about inputs that are kept (core/program.py), all of them buffers.
 
     Attributes:
         runs: The recorded runs with them, by the strides of the other buffers.
