@@ -84,7 +84,7 @@ def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, teams: int) ->
         groups, ended = parts, device.plans[_counters]()
         pieces = device.empty(Spec((p.batch, parts, p.t, p.lengths[0] + 2), float32)).memory
     kernel, warps = device.build(VARIANT.stem, **macros).attention_few, macros["TEAMS"] * WARPS
-    kernel.reads_early = (PLACE,) if p.mask is None else (MASK, PLACE)
+    kernel.uses_early = (PLACE,) if p.mask is None else (MASK, PLACE)
     place = call.new and call.new.place and call.new.place.memory
     kernel(
         (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments[:-1], place, pieces, ended,

@@ -19,7 +19,8 @@
 //          masked and in rows t <= row < padded, where padded is t rounded up to a multiple of 64
 //          delta (batch, padded): sum(dout * out) of each row, 0 in the padding
 //          plans: tensor maps of q, k, v and dout without addresses
-//          maps: the same with addresses, 4 of each work-group, which the work-group writes
+//          maps: the same with addresses, 4 of each work-group, which the work-group writes; not the memory of the launch
+//          before, which may still run then
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
 //          With TERMS above 1 the tensor maps are those of the terms
@@ -66,11 +67,13 @@ INLINE void make_maps(MAPPED) {
                                       : (ulong)(g + g_start);
     map_write(maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? plans[warp * 16 + lane] : 0);
 }
-// What a kernel does before its first block.
+// What a kernel does before its first block. Before that it reads no array.
 #define PREPARE() { \
         maps += get_group_id(0) * 64; \
         make_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start); \
         if (me == 0) MAKE_BARRIERS(); \
+        AWAIT_BEFORE(); \
+        ALLOW_NEXT(); \
     }
 
 // Hide the value of an address from the optimizer. Otherwise it hoists the addresses of all matrices out of the loop
@@ -208,7 +211,6 @@ __kernel GROUP void attention_forward(
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
     const uint threshold, const float kept) {
-    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_FORWARD);
     __local uint4 memory[(BARRIERS_AT + BARRIERS_BYTES + 15) / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
@@ -216,6 +218,7 @@ __kernel GROUP void attention_forward(
     const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead
     const uint local_at = local_address(memory);
     PREPARE()
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     uint before = 0;
     EACH_BLOCK(t) {
         FIND_BLOCK();
@@ -360,7 +363,6 @@ __kernel GROUP void attention_backward_kv(
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
     const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
-    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_KEYS);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
@@ -368,6 +370,7 @@ __kernel GROUP void attention_backward_kv(
     const int ahead = causal ? s - t : s;  // queries from j - ahead on attend to key j
     const uint local_at = local_address(memory);
     PREPARE()
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     uint before = 0;
     EACH_BLOCK(s) {
         FIND_BLOCK();
@@ -458,7 +461,6 @@ __kernel GROUP void attention_backward_q(
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
     const int causal, const float scale, STATE, const uint threshold, const float kept) {
-    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     GROUPS_HELD(GROUPS_QUERIES);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
@@ -466,6 +468,7 @@ __kernel GROUP void attention_backward_q(
     const int ahead = causal ? s - t : s;
     const uint local_at = local_address(memory);
     PREPARE()
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     uint before = 0;
     EACH_BLOCK(t) {
         FIND_BLOCK();

@@ -7,6 +7,7 @@ lower precision.
 import struct
 from collections.abc import Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ MAX_ROW, MAX_SPLIT_ROW = 128, 64  # longest rows whose sums fit into registers
 MIN_SPLIT_SIZE = 2**28  # multiply-adds of q k^T from which on splitting float32 pays off
 MIN_QUERIES = 16  # with fewer, a tile is mostly empty
 COLUMNS_AT_ONCE = 8  # stored by one instruction
+MAPS = 1  # the argument that the kernels write before they wait for the one before them
 DTYPES = bfloat16, float16
 PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # the results of each pass
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
@@ -59,14 +61,14 @@ class Plan(NamedTuple):
     Attributes:
         program: The compiled kernels.
         plans: The tensor maps without addresses, on the device.
-        maps: Memory of the work-groups' tensor maps.
+        maps: Places of the work-groups' tensor maps, of which each launch takes the next.
         walks: Bits that say which leading axes the arrays have.
         units: The device's multiprocessors.
     """
 
     program: Program
     plans: Any
-    maps: Any
+    maps: Iterator[Any]
     walks: int
     units: int
 
@@ -100,7 +102,7 @@ class Plan(NamedTuple):
     def _shared(self, call: Call, terms: list[Any]) -> Iterator[Any]:
         """Yield the arguments with which all kernels but attention_delta begin."""
         mask = call.inputs[3]
-        yield from (self.plans, self.maps)
+        yield from (self.plans, next(self.maps))
         for operand in padded([(x, 0) for x in terms]) if terms else [(x.memory, x.offset) for x in tensors(call)]:
             yield from operand
         yield from (self.walks, mask.memory, call.at[3], mask.strides[-1])
@@ -164,6 +166,8 @@ def _planned(device: Device, p: Problem, units: int | None = None) -> Plan:
     steps = [struct.unpack("3q", packed) for packed in p.layouts]
     plans = [_map(p, *found) for found in zip(steps, batches(p), strict=True)]
     program = device.build(VARIANT.stem, **_macros(p))
+    for name in program.kernels.keys() - {"attention_delta"}:
+        program.kernels[name].uses_early = (MAPS,)
     plans_there = device.upload(np.concatenate(padded(plans))).memory
     return Plan(program, plans_there, device.plans[_maps](), walks(p), units or device.features.compute_units)
 
@@ -179,10 +183,10 @@ def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], 
     return tensor_map(_stored(p), (columns, rows, *batch), strides, (TILE, TILE, 1, 1))
 
 
-def _maps(device: Device) -> Any:
-    """Allocate the memory in which work-groups complete the tensor maps with addresses."""
+def _maps(device: Device) -> Iterator[Any]:
+    """Allocate two places where work-groups complete the tensor maps with addresses."""
     groups = max(max(held) for held, _ in OCCUPANCY.values()) * device.features.compute_units
-    return device.empty_words(2 * ARRAYS * WORDS * groups)
+    return cycle([device.empty_words(2 * ARRAYS * WORDS * groups) for _ in range(2)])
 
 
 # ---- the check of a program, and the trial -----------------------------------------------------------------------

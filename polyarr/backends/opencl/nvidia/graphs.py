@@ -58,12 +58,12 @@ class Graph:
 
 
 def may_begin_early(before: BoundCommand, then: BoundCommand) -> bool:
-    """Return whether a kernel may begin while the one before it runs: it waits, and reads nothing of it before.
+    """Return whether a kernel may begin while the one before it runs: it waits, and uses nothing of it before.
 
-    What it reads before it waits lies in memory that the other one does not get. Later runs bind other memory, but not
+    What it uses before it waits lies in memory that the other one does not get. Later runs bind other memory, but not
     that of a result to anything else.
     """
-    early = then.arguments.addresses(then.command.reads_early)
+    early = then.arguments.addresses(then.command.uses_early)
     return then.arguments.may_begin_early and early.isdisjoint(before.arguments.addresses())
 
 

@@ -23,7 +23,8 @@
 //          activation
 //          sums (groups, 128, COLUMNS) of float and flags (groups, 2), 0 before and after; used if SHARES
 //          x_special, y_special (1): not 0 if a number of x or y is infinite or nan; read if TERMS > 1
-//          maps: tensor maps of x, y, out and saved without addresses; own_maps (groups, 64) of ulong: workspace
+//          maps: tensor maps of x, y, out and saved without addresses; own_maps (groups, 64) of ulong: workspace, not
+//          that of the launch before, which may still run when the maps are written
 //          Matrix b of x is at index (b / inner, b % inner) of the outer axes of its tensor map if x_outer and x_inner
 //          are 1, at 0 if they are 0 (broadcast); with terms, the outermost axis is that of the terms
 // Launch   global (groups * 384), local 384
@@ -382,24 +383,15 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
     const int me = get_local_id(0), lane = me % 32, warp = me / 32, side = me / 128, in_half = me % 128;
     const int group = get_group_id(0);
     const uint local_at = local_address(memory);
-#if TERMS > 1
-    if (*x_special | *y_special) {
 #if IMAGES
-        multiply_numbers(&images, entries, a.m, a.n, a.k, x, y, bias, out, saved);
+    const long out_start = images.out_start;
 #else
-        multiply_numbers(&a, x, y, bias, out, saved);
-#endif
-        return;
-    }
+    const long out_start = 0;
 #endif
     own_maps += group * 64;
-#if IMAGES
-    out += images.out_start;
-    if (SAVE) saved += images.out_start;
-#endif
     if (warp < 4) {
         const ulong address = warp == 0 ? (ulong)(x + x_start) : warp == 1 ? (ulong)(y + y_start)
-                            : warp == 2 ? (ulong)out : (ulong)saved;
+                            : (ulong)((warp == 2 ? out : saved) + out_start);
         map_write(own_maps + warp * 16, lane, lane == 0 ? address : lane < 16 ? maps[warp * 16 + lane] : 0);
     }
     if (me == 0) {
@@ -411,6 +403,18 @@ __kernel ATTRIBUTES void matmul(ARGUMENTS) {
         mbarrier_init_fence();
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+    AWAIT_BEFORE();
+    ALLOW_NEXT();
+#if TERMS > 1
+    if (*x_special | *y_special) {
+#if IMAGES
+        multiply_numbers(&images, entries, a.m, a.n, a.k, x, y, bias, out, saved);
+#else
+        multiply_numbers(&a, x, y, bias, out, saved);
+#endif
+        return;
+    }
+#endif
     if (side == HALVES) {
         SETMAXNREG_DEC(40);
 #if IMAGES

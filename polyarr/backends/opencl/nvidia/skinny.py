@@ -81,7 +81,7 @@ def macros_of(dtype: np.dtype, shape: dict[str, int], epilogue: Epilogue) -> dic
 def kernel_of(device: Device, macros: dict[str, Any]) -> Kernel:
     """Return the kernel with these macros."""
     kernel = device.build("matmul_skinny", **macros).matmul
-    kernel.reads_early = WEIGHTS
+    kernel.uses_early = WEIGHTS
     return kernel
 
 

@@ -7,6 +7,7 @@ arithmetic, or two where the precision allows it.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ from polyarr.core.spec import Spec, bfloat16, float16, float32
 KINDS = {bfloat16: "bf16", float16: "f16", float32: "bf16"}
 ROWS, STEP, ITEMS, SIDES = 128, 64, 384, 2  # of a tile; of k per step; work-items; warp groups that multiply
 MAPS = 4  # x, y, out, saved
+OWN_MAPS = 9  # the argument that the kernel writes before it waits for the one before it
 MAX_CACHED_BYTES = 2**24  # bytes of x that stay in the L2 cache while columns of y pass
 # Costs of a tile besides its products, in steps; and in column-steps: of sharing tiles, of work-groups with pieces of
 # two tiles, and of joining a column of a shared tile.
@@ -185,6 +187,7 @@ def launch_of(
     device: Device, kernel: Kernel, p: Problem, choice: Choice, terms: int, pitch: int, maps: Any, *further: Any
 ) -> Callable[[Arrays, tuple[Any, Any], int, int], None]:
     """Return the launcher of a kernel; it takes the arrays, the flags of x and y (see split.py), and their offsets."""
+    kernel.uses_early = (OWN_MAPS,)
     own_maps, words = device.plans[_scratch]()
     tiles = blocks_in(p.m, ROWS), blocks_in(p.n, choice.tile.COLUMNS)
     flags = (int(step > 0) for op in (p.x, p.y) for step in (op.outer, op.inner))
@@ -194,19 +197,19 @@ def launch_of(
     work, group = (choice.groups * ITEMS,), (ITEMS,)
 
     def launch(arrays: Arrays, special: tuple[Any, Any], x_start: int, y_start: int) -> None:
-        kernel(work, group, *arrays, *special, maps, own_maps, words, x_start, y_start, structure, *further)
+        kernel(work, group, *arrays, *special, maps, next(own_maps), words, x_start, y_start, structure, *further)
 
     return launch
 
 
-def _scratch(device: Device) -> tuple[Any, Any]:
+def _scratch(device: Device) -> tuple[Iterator[Any], Any]:
     """Allocate the work-groups' tensor maps, and the words by which they wait for each other, 0 between kernels.
 
-    All launches share them, because kernels run in order.
+    All launches share them, because kernels run in order. Maps alternate between two places.
     """
     units = device.features.compute_units
-    maps = device.empty_words(2 * MAPS * WORDS * units)
-    return maps, device.empty_words(SIDES * units)
+    maps = [device.empty_words(2 * MAPS * WORDS * units) for _ in range(2)]
+    return cycle(maps), device.empty_words(SIDES * units)
 
 
 def _maps(dtype: np.dtype, p: Problem, tile: Tile, pitch: int, terms: int = 1) -> list[np.ndarray]:

@@ -261,13 +261,13 @@ class Command:
     """Something that a device does in order. `enqueue` takes the queue and the arguments of the call.
 
     Attributes:
-        reads_early: Indices of arguments that a kernel reads before it waits for the one before it, where it waits
-            itself.
+        uses_early: Indices of arguments that a kernel reads or writes before it waits for the one before it, where it
+            waits itself.
     """
 
     is_kernel = moves_from_host = False
     in_place: tuple[InPlace, ...] = ()
-    reads_early: tuple[int, ...] = ()
+    uses_early: tuple[int, ...] = ()
 
     def __init__(self, name: str, commands: Commands, enqueue: Callable[..., Any]) -> None:
         self.name, self._commands = name, commands

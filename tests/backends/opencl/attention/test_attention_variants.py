@@ -1,6 +1,7 @@
 """Attention kernels for Hopper: the calls that they accept, and the fallback if they are wrong. Needs such a device."""
 
 import struct
+from itertools import cycle
 from types import SimpleNamespace
 
 import numpy as np
@@ -138,9 +139,9 @@ def test_kernels_get_the_memory_that_maps_point_to(monkeypatch, backend, count) 
     q, k, v, dout, out, lse, *gradients = arrays
     forward, backward = Noting(), Noting()
     call = wgmma.Call(p, (q, k, v, q), (b"",) * 5, (0,))
-    wgmma.Plan(forward, None, None, 0, 1).forward(device, call, out)
+    wgmma.Plan(forward, None, cycle([None]), 0, 1).forward(device, call, out)
     call = wgmma.Call(p._replace(layouts=p.layouts + p.layouts[:1]), (q, k, v, q, dout), (b"",) * 9, (0,))
-    wgmma.Plan(backward, None, None, 0, 1).backward(device, call, out, lse, gradients, (True, True, True))
+    wgmma.Plan(backward, None, cycle([None]), 0, 1).backward(device, call, out, lse, gradients, (True, True, True))
     backward.given.pop("attention_delta")
     for noted, kernels, operands in ((forward, 1, 3), (backward, 2, 4)):
         memory = terms if count > 1 else [x.memory for x in (q, k, v, dout)]

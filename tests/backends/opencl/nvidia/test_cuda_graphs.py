@@ -135,13 +135,13 @@ def test_a_graph_that_fails_later_names_the_device(played):
     played.refuses = ""
 
 
-@pytest.mark.parametrize(("is_hopper", "reads_early", "edge"), [
+@pytest.mark.parametrize(("is_hopper", "uses_early", "edge"), [
     (False, (), graphs.AT_END), (True, (), graphs.AT_BEGIN), (True, (0,), graphs.AT_END), (True, (3,), graphs.AT_BEGIN),
 ])  # fmt: skip
-def test_kernels_begin_early_but_those_that_read_what_is_being_written(fake, monkeypatch, is_hopper, reads_early, edge):
+def test_kernels_begin_early_but_those_that_read_what_is_being_written(fake, monkeypatch, is_hopper, uses_early, edge):
     monkeypatch.setattr(driver, "is_for_hopper", lambda text: is_hopper)
     kernel, (_, listed) = graphs.chain(fake.device)
-    kernel.reads_early = reads_early  # argument 0 is the memory that each launch changes, 3 a number
+    kernel.uses_early = uses_early  # argument 0 is the memory that each launch changes, 3 a number
     graphs.Graph(fake.device.driver.cuda, listed)
     assert fake.edges == [bytes(edge)] * (len(listed) - 1)
 
