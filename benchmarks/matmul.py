@@ -68,6 +68,7 @@ ON_GPU = [
 ]
 SETTLE = 3  # untimed runs
 BURST = 4e-3  # target seconds of a turn on a GPU
+SHORT = 2**24  # elements of x and the result, below which more products are captured: the host's time would count
 ERROR = {"float32": 5e-6, "bfloat16": 3e-3, "float16": 5e-4}  # tolerance of the relative error, by norms
 
 
@@ -174,8 +175,9 @@ def several(x, y, a, b, is_transposed):
     """Return captured functions that compute several products with one y."""
     from captured import SEVERAL, captured  # needs PyTorch
 
-    xs = [(x.T + i).T if is_transposed else x + i for i in range(SEVERAL)]
-    return SEVERAL, *captured(lambda x, y: x @ y, xs, [y], lambda: a @ b)
+    is_short = x.size + x.shape[0] * y.shape[1] < SHORT
+    xs = [(x.T + i).T if is_transposed else x + i for i in range(4 * SEVERAL if is_short else SEVERAL)]
+    return len(xs), *captured(lambda x, y: x @ y, xs, [y], lambda: a @ b)
 
 
 def row_on_gpu(name, m, n, k, layout, dtype, turns, is_captured):
