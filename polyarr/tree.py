@@ -14,25 +14,31 @@ from polyarr.core.errors import NestingError
 from polyarr.core.names import answering
 from polyarr.core.spec import described
 
-VERSION = [0]  # attributes that were set on Versioned containers so far
+VERSION = [object()]  # another object after each change of an attribute of a Versioned container
 
 __all__ = ["by_name", "children", "items", "leaves", "map", "rebuild", "unflatten"]
 
 
 class Versioned:
-    """Base class of containers that count each change of an attribute in VERSION.
+    """Base class of containers that note each change of an attribute in VERSION.
 
-    The number grows after the change: whoever visits a container after reading it in another thread meets the change,
-    or finds another number the next time. Code that changes `vars()` of such a container adds 1 itself.
+    The object is replaced after the change: whoever visits a container after reading it in another thread meets the
+    change, or finds another object the next time. It is new each time, as two threads could make one number of a count.
+    Code that changes `vars()` of such a container calls `note_change`.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        VERSION[0] += 1
+        VERSION[0] = object()
 
     def __delattr__(self, name: str) -> None:
         object.__delattr__(self, name)
-        VERSION[0] += 1
+        VERSION[0] = object()
+
+
+def note_change() -> None:
+    """Note that the attributes of a Versioned container have changed in another way."""
+    VERSION[0] = object()
 
 
 def children(tree: Any) -> dict[Any, Any] | None:

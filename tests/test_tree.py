@@ -163,3 +163,19 @@ def test_lists_that_contain_themselves_are_refused_everywhere(
     with pytest.raises(error) as caught:
         call(given_as())
     assert type(caught.value) is not RecursionError and "\n" not in str(caught.value)
+
+
+def test_a_change_reads_nothing_that_another_thread_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else two changes at once could be noted as one, and a guard between them would miss the second."""
+
+    class Unread(list):
+        def __getitem__(self, i):
+            raise AssertionError("a change reads what it replaces")
+
+    layer, noted = nn.Linear(2, 2), Unread([0])
+    monkeypatch.setattr(tree, "VERSION", noted)
+    found = []
+    for change in (lambda: setattr(layer, "bias", None), lambda: delattr(layer, "bias"), tree.note_change):
+        change()
+        found.append(next(iter(noted)))
+    assert len({0, *found}) == 4

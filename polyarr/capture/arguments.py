@@ -12,7 +12,7 @@ from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number
 from polyarr.core.program import Inputs
 from polyarr.core.spec import Spec, shown
-from polyarr.tree import VERSION, children, rebuild
+from polyarr.tree import children, note_change, rebuild
 
 NAME_TYPES = {str}  # names of children that need no conversion for the key
 PLAIN_TYPES = {bool, int, str, type(None)}  # equal values of one of these types are interchangeable
@@ -119,7 +119,7 @@ def restore(before: list[tuple[Any, Any]]) -> None:
         else:
             container.clear()
             container.update(members)
-    VERSION[0] += 1
+    note_change()
 
 
 def _attributes_key(tree: Any, found: dict[Any, Any]) -> tuple:

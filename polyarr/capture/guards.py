@@ -151,7 +151,7 @@ class _Remembered:
         kept: The inputs for calls in which they have not changed.
     """
 
-    def __init__(self, version: int, contents: list[tuple[Any, list[Any]]], inputs: list[Any]) -> None:
+    def __init__(self, version: object, contents: list[tuple[Any, list[Any]]], inputs: list[Any]) -> None:
         self.version, self.contents, self.inputs = version, contents, inputs
         self.specs = [*map(SPEC, inputs)]
         self.kept: Kept | None = None
@@ -220,7 +220,7 @@ def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> 
         parts = (tree,) if kind is None else tree
         refs, found = last.met
         is_last = len(parts) == len(refs) and all(map(is_, parts, [part() for part in refs]))
-        if found is not None and is_last and found.version == VERSION[0] and _are_same(found.contents):
+        if found is not None and is_last and found.version is VERSION[0] and _are_same(found.contents):
             return found.add_to(inputs, is_donated)
         version, start = VERSION[0], len(inputs)
         if not matches(tree, inputs):
@@ -237,7 +237,7 @@ def _remembering(matches: Guard, is_donated: bool, kind: type | None = None) -> 
     return guard
 
 
-def _remembered(parts: Iterable[Any], version: int, inputs: list[Any]) -> _Remembered | None:
+def _remembered(parts: Iterable[Any], version: object, inputs: list[Any]) -> _Remembered | None:
     """Return what to remember of containers with these inputs; None if a change might not be noticed."""
     contents = list[tuple[Any, list[Any]]]()
     if not all([_find_contents(part, contents) for part in parts]) or not {*map(type, inputs)} <= {Array}:

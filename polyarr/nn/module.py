@@ -291,7 +291,7 @@ def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
     if not isinstance(node, Module):
         return tree.rebuild(node, new)
     vars(node).update(new)
-    tree.VERSION[0] += 1
+    tree.note_change()
     return node
 
 
