@@ -200,8 +200,12 @@ Indices = list[tuple[int, Array | None]]
 
 
 def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
-    """Return the slice that the key makes, its index arrays, and the result's shape with "array" for index arrays."""
-    keys = _complete(x, key if isinstance(key, tuple) else (key,))
+    """Return the slice that the key makes, its index arrays, and the result's shape.
+
+    The shape has "array" for each index array, all in one place as in NumPy: first, if they are not adjacent in key.
+    """
+    given = [_as_key(x, k) for k in (key if isinstance(key, tuple) else (key,))]
+    keys = _complete(x, given)
     has_arrays = not PLAIN_KEYS.issuperset(map(type, keys))
     starts, steps, lengths, axis = [], [], [], 0
     arrays: Indices = []
@@ -228,12 +232,19 @@ def _parse(x: Array, key: Any) -> tuple[dict, Indices, tuple]:
         steps.append(step)
         lengths.append(count)
         axis += 1
+    if arrays and not _adjacent(given):
+        shape = ["array"] * len(arrays) + [n for n in shape if n != "array"]
     return {"starts": tuple(starts), "steps": tuple(steps), "shape": tuple(lengths)}, arrays, tuple(shape)
 
 
-def _complete(x: Array, keys: tuple) -> list:
+def _adjacent(keys: list) -> bool:
+    """Return whether no slice, None or ellipsis lies between index arrays and ints, even if it stands for no axis."""
+    places = [i for i, k in enumerate(keys) if not (k is None or k is Ellipsis or type(k) is SLICE)]
+    return places[-1] - places[0] == len(places) - 1
+
+
+def _complete(x: Array, found: list) -> list:
     """Return the keys with the ellipsis replaced and every axis named."""
-    found = [_as_key(x, k) for k in keys]
     ellipses = [i for i, k in enumerate(found) if k is Ellipsis]
     used = len([k for k in found if k is not None]) - len(ellipses)
     if used > x.ndim or len(ellipses) > 1:
@@ -288,9 +299,8 @@ def _within(spec: Spec, axis: int, k: int) -> int:
 
 
 def _lead(shape: tuple, arrays: Indices) -> int:
-    """Return the axis at which index arrays stand in the result, as in NumPy: that of the first if adjacent, else 0."""
-    places = [i for i, n in enumerate(shape) if n == "array"]
-    return arrays[0][0] if places == list(range(places[0], places[0] + len(places))) else 0
+    """Return the axis of x at which its indexed axes are joined: that of the first if all are adjacent, else 0."""
+    return 0 if shape[0] == "array" else arrays[0][0]
 
 
 def _flattened(x: Array, arrays: Indices, lead: int) -> tuple[Array, Array]:
@@ -318,8 +328,6 @@ def _joining_order(ndim: int, arrays: Indices, lead: int) -> tuple[int, ...]:
 
 def _gathered_shape(shape: tuple, indices: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the result, with the shape of the index arrays in its place."""
-    places = [i for i, n in enumerate(shape) if n == "array"]
-    beside = places == list(range(places[0], places[0] + len(places)))
-    at = places[0] if beside else 0
+    at = shape.index("array")
     rest = [n for n in shape if n != "array"]
     return (*rest[:at], *indices, *rest[at:])

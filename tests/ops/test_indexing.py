@@ -17,7 +17,7 @@ SHAPES = ((), (3,), (1,), (0,), (33,), (4, 5), (3, 1), (2, 3, 4), (2, 0, 3), (2,
 def keys(draw, shape: tuple, arrays: bool) -> tuple:
     """Draw a key for an array of this shape: ints, slices, None, one ellipsis, and index arrays that broadcast."""
     named = draw(st.integers(0, len(shape)))
-    where = draw(st.integers(0, named)) if named < len(shape) else named + 1
+    where = draw(st.integers(0, named + (named == len(shape))))  # of an ellipsis, which may stand for no axis
     joint = draw(st.sampled_from(((), (3,), (2, 2), (1,))))
     key, axis = [], 0
     for i in range(named):
@@ -50,6 +50,12 @@ def one_key(n: int, joint: tuple, arrays: bool) -> st.SearchStrategy:
 def ours(key: tuple) -> tuple:
     """Return the key with polyarr arrays instead of NumPy's."""
     return tuple(pa.asarray(k) if isinstance(k, np.ndarray) else k for k in key)
+
+
+def test_an_ellipsis_of_no_axis_separates_index_arrays(backend: Backend) -> None:
+    x, i = np.arange(24, dtype="float32").reshape(2, 3, 4), np.asarray([0, 1, 1, 0])
+    for key in ((slice(None), i, ..., i), (slice(None), 1, ..., i), (None, 1, i, ..., i)):
+        np.testing.assert_array_equal(pa.asarray(x)[ours(key)].numpy(), x[key])
 
 
 @given(data=st.data())
