@@ -36,7 +36,7 @@ def as_input(op: Any, name: str, a: Any) -> Any:
         if any(type(member) in (list, tuple) for member in a):
             raise TypeError(f"{op.name}: {name} is a list of lists; make it an array, by polyarr.asarray")
         return tuple(as_input(op, name, member) for member in a)
-    if isinstance(a, np.generic) and a.dtype.kind in "biuf":
+    if isinstance(a, np.generic) and a.dtype.kind in "biufc":
         return a.item()
     if type(a) in (Array, Spec) or type(a) in NUMBERS or a is None:
         return a

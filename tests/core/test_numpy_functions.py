@@ -57,6 +57,7 @@ def test_scalars_of_numpy_are_numbers(on_numpy: Backend) -> None:
     assert (np.float32(2) * x).tolist() == [2, 4] and (np.float64(3) - x).tolist() == [2, 1]
     assert (np.float32(1) < x).tolist() == [False, True] and (np.float32(1) == x).tolist() == [True, False]
     assert (np.int64(2) ** pa.asarray([1, 2])).dtype == pa.int64
+    assert (x * np.complex64(1j)).dtype == pa.complex64 and (np.complex128(2) + x).tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(
