@@ -25,6 +25,7 @@ from polyarr.ops.elementwise import (
     multiply,
     negative,
     real_part,
+    reciprocal,
     square,
     subtract,
     where,
@@ -511,7 +512,8 @@ def _slope(x, y):
     """Return the derivative of x**y by x: y x**(y-1), and 0 where y is 0."""
     if isinstance(y, NUMBERS):
         return multiply(pow(x, evaluate(_less_one, y)), y)
-    return where(equal(y, 0), 0, multiply(y, pow(x, where(equal(y, 0), 1, subtract(y, 1)))))
+    is_flat = bitwise_and(equal(y, 0), bitwise_invert(isfinite(reciprocal(x))))  # only there: it has a derivative by y
+    return where(is_flat, 0, multiply(y, pow(where(is_flat, 1, x), subtract(y, 1))))
 
 
 def _less_one(y):
@@ -533,8 +535,8 @@ def _growth(x, out):
 
 
 def _gap(x, y):
-    """Return x - y, and 0 where they are equal, since inf - inf is nan."""
-    return where(equal(x, y), 0, subtract(x, y))
+    """Return x - y, and 0 where they are the same infinity. Equal numbers are subtracted, for the second derivative."""
+    return where(bitwise_and(equal(x, y), isinf(x)), 0, subtract(x, y))
 
 
 def _over_square(numerator, x, y):

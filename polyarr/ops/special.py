@@ -132,7 +132,7 @@ def _mapped(x):
 
 def _erfcx_slope(x):
     """Return the derivative of erfcx. It is 2 x erfcx(x) - 2 / sqrt(pi), but these two cancel for a large x."""
-    size = abs(x)
+    size = where(less(x, 0), negative(x), x)  # abs has the slope 0 at 0
     divisor = add(1, add(size, size))
     above = divide(divide(polynomial(_mapped(size), coefficients.ERFCX_SLOPE), divisor), divisor)
     below = subtract(multiply(multiply(x, 2), erfcx(x)), 2 / math.sqrt(math.pi))
@@ -159,7 +159,7 @@ def _normal_density(x):
 
 def _over_ndtr(x):
     """Return the density divided by ndtr."""
-    below, above = minimum(x, 0), maximum(x, 0)
+    below, above = where(less(x, 0), x, 0), where(less(x, 0), 0, x)
     lower = divide(math.sqrt(2 / math.pi), erfcx(multiply(below, -math.sqrt(0.5))))
     return where(less(x, 0), lower, divide(_normal_density(above), ndtr(above)))
 
@@ -241,7 +241,7 @@ def _bessel_series(x, order: int):
     size = abs(x)
     count = 28 if x.dtype == float64 else 18
     terms = [1 / (math.factorial(k) * math.factorial(k + order)) for k in range(count)]
-    return size, horner(square(multiply(minimum(size, 8), 0.5)), terms)
+    return size, horner(square(multiply(clip(x, -8, 8), 0.5)), terms)
 
 
 def _bessel_tail(size, fit: coefficients.Fit):
@@ -357,9 +357,10 @@ kl_div.vjp(
 
 
 def _quotient(x, y):
-    """Return x / y, and 0 where x is 0."""
+    """Return x / y, and 0 where both are 0."""
     x, y = array_like(x, y), array_like(y, x)
-    return where(equal(x, 0), 0, divide(x, y))
+    is_open = bitwise_and(equal(x, 0), equal(y, 0))
+    return where(is_open, 0, divide(x, where(is_open, 1, y)))
 
 
 def _log_of_ratio(x, y):
@@ -367,8 +368,9 @@ def _log_of_ratio(x, y):
     x, y = array_like(x, y), array_like(y, x)
     ratio, gap = divide(x, y), divide(subtract(x, y), y)
     is_extreme = bitwise_or(equal(ratio, 0), isinf(ratio))
-    far = where(is_extreme, subtract(log(x), log(y)), log(ratio))
-    return where(less(abs(gap), 0.5), log1p(gap), far)
+    far = where(is_extreme, subtract(log(x), log(y)), log(where(is_extreme, 1, ratio)))
+    is_near = less(abs(gap), 0.5)  # the unused logarithms are of 1: the gradient of others may be nan
+    return where(is_near, log1p(where(is_near, gap, 0)), far)
 
 
 def _of_positive(x, y, found, at_zero):
