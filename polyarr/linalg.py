@@ -13,12 +13,13 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.names import answering
+from polyarr.core.number import NUMBERS
 from polyarr.core.spec import float32, int64, real_of, shown
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
 from polyarr.ops.decompositions import EIG, adjoint, identity, product, significant
 from polyarr.ops.linalg import diagonal
-from polyarr.ops.validation import check_array, whole
+from polyarr.ops.validation import check_array, number, stands_for_array, whole
 
 __all__ = [
     "cholesky",
@@ -388,7 +389,9 @@ def _tolerance(op: str, x: Array, rtol: Any) -> Any:
     lengths = _lengths(op, x)
     if rtol is None:
         return max(lengths) * float(finfo(x.dtype).eps)
-    return rtol.astype(real_of(x.dtype)) if isinstance(rtol, Array) else rtol
+    if isinstance(rtol, Array):
+        return rtol.astype(real_of(x.dtype))
+    return rtol if isinstance(rtol, NUMBERS) or stands_for_array(rtol) else number(op, "rtol", rtol)
 
 
 def matrix_power(x: Array, n: int, /) -> Array:

@@ -286,6 +286,8 @@ class Op:
         for i in self.indices:
             if type(specs[i]) is Spec and specs[i].dtype in (float, bool, complex):
                 raise DtypeError(f"{self.name}: {self.inputs[i]} is {specs[i]}; it must be integers")
+            if type(specs[i]) is Spec and specs[i].is_number:
+                raise TypeError(f"{self.name}: {self.inputs[i]} is {specs[i]}; it must be an integer array")
             if type(specs[i]) is Spec and specs[i].dtype in INTEGERS and specs[i].dtype not in (int32, int64):
                 casts[i] = int64
         return None if all(c is None for c in casts) else tuple(casts)

@@ -454,10 +454,13 @@ def where(condition, x, y):
 
     Raises:
         DtypeError: condition is not bool.
+        TypeError: condition is a Python number.
         ShapeError: The inputs do not broadcast.
 
     Gradients: x, y
     """
+    if condition.is_number:
+        raise TypeError(f"where: condition is {condition}; it must be a bool array")
     check_kind("where", "condition", condition, "bool")
     return Spec(broadcast("where", condition, x, y), next(s.dtype for s in (x, y) if not s.is_number))
 

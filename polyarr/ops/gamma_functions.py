@@ -32,7 +32,7 @@ from polyarr.ops.elementwise import (
 )  # fmt: skip
 from polyarr.ops.functions import exp, log, log1p, pow, sin
 from polyarr.ops.logic import bitwise_and, equal, greater, greater_equal, less, less_equal
-from polyarr.ops.validation import whole
+from polyarr.ops.validation import check_array, whole
 
 MAX_ORDER = 170  # of polygamma: the largest n whose n! float64 holds
 HALF_LOG_2_PI = math.log(2 * math.pi) / 2
@@ -146,6 +146,7 @@ def polygamma(n, x):
     n = whole("polygamma", "n", n)
     if not 0 <= n <= MAX_ORDER:
         raise ValueError(f"polygamma: n is {n}; it must be from 0 to {MAX_ORDER}")
+    check_array("polygamma", "x", x)
     check_kind("polygamma", "x", spec_of(x), "floating")
     if n == 0:
         return digamma(x)

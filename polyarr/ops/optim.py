@@ -2,6 +2,7 @@
 
 import math
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed
@@ -32,7 +33,7 @@ def global_norm(arrays):
 
     Gradients: arrays; 0 where the norm is 0
     """
-    if not isinstance(arrays, tuple) or not arrays or not all(hasattr(a, "shape") for a in arrays):
+    if not isinstance(arrays, tuple) or not arrays or any(a is None or spec_of(a).is_number for a in arrays):
         raise TypeError("global_norm: got no list of arrays; it needs one, with at least one array")
     wide = float64 if any(a.dtype == float64 for a in arrays) else float32
     squares = [sum(square(astype(a, dtype=wide))) for a in arrays]

@@ -89,6 +89,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
     Raises:
         DtypeError: condition is not bool.
+        TypeError: condition is not an array.
         ShapeError: The inputs do not broadcast.
 
     Examples:
@@ -161,6 +162,7 @@ def repeat(x: Array, repeats: int | Array, *, axis: int | None = None) -> Array:
     """
     if not isinstance(repeats, Array):
         return joining.repeat(x, repeats=repeats, axis=axis)
+    check_array("repeat", "x", x)
     x, axis = (shapes.reshape(x, shape=(-1,)), 0) if axis is None else (x, one_axis("repeat", x, axis))
     n, times = x.shape[axis], repeats.numpy()
     if times.dtype.kind not in "iu" or times.shape not in ((), (1,), (n,)) or (times < 0).any():

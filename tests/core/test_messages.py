@@ -78,6 +78,24 @@ def test_where_takes_two_numbers() -> None:
         refused(lambda x, c=condition: pa.where(c, 1, 0), TypeError, "^where: condition is .*must be a polyarr array")
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: pa.take(x, 1), "^take: indices is a Python int; it must be an integer array$"),
+        (lambda x: pa.vmap(lambda row: pa.take(row, 1))(x), "^take: indices is a Python int; it must be an integer"),
+        (lambda x: pa.embedding(x, 1), "^embedding: indices is a Python int; it must be an integer array$"),
+        (lambda x: pa.scatter(x, 0, x[0]), "^scatter: indices is a Python int; it must be an integer array$"),
+        (lambda x: pa.where(True, x, x), "^where: condition is a Python bool; it must be a bool array$"),
+        (lambda x: pa.global_norm([1.0, x]), "^global_norm: got no list of arrays"),
+        (lambda x: pa.repeat(2.0, pa.asarray([1]), axis=0), "^repeat: x is a float; it must be"),
+        (lambda x: pa.special.polygamma(1, "a"), "^polygamma: x is .*; it must be"),
+        (lambda x: pa.linalg.matrix_rank(x, rtol="a"), "^matrix_rank: rtol is 'a'; it must be a number$"),
+    ],
+)
+def test_what_is_no_array_is_refused_on_every_backend(backend: pa.Backend, call: Callable, message: str) -> None:
+    refused(call, TypeError, message)
+
+
 def test_an_array_without_elements_shows_its_shape() -> None:
     assert repr(pa.zeros((0, 3))) == "Array([], shape=(0, 3), float32, 'numpy')"
 
