@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from polyarr import ops
 from polyarr.core.array import Array, number_of
+from polyarr.core.errors import DtypeError
 from polyarr.core.names import answering
 from polyarr.core.number import Number
-from polyarr.core.spec import as_dtype, bfloat16, float16, float32, float64, int64, shown
+from polyarr.core.spec import (
+    KINDS,
+    as_dtype,
+    bfloat16,
+    check_number,
+    dtype_name,
+    float16,
+    float32,
+    float64,
+    int64,
+    shown,
+)
 from polyarr.ops.create import shape_of
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, number, whole, within
@@ -213,6 +225,14 @@ def bits(shape: Any) -> Array:
     return ops.random_bits(*draw(), shape=shape_of("random.bits", shape))
 
 
+def _dtype_of(op: str, dtype: Any, kind: str) -> Any:
+    """Return a dtype given by name or type; DtypeError unless it is of a kind, "floating" or "integer"."""
+    found = as_dtype(dtype)
+    if found not in KINDS[kind]:
+        raise DtypeError(f"{op}: dtype is {dtype_name(found)}; it must be {kind}")
+    return found
+
+
 def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = float32) -> Array:
     """Return uniform random numbers from low up to high.
 
@@ -225,13 +245,16 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
     Returns:
         Array of that shape and dtype.
 
+    Raises:
+        DtypeError: dtype is not floating-point.
+
     Examples:
         >>> import polyarr as pa
         >>> pa.random.seed(0)
         >>> pa.random.uniform(3, low=-1, high=1)
         Array([ 0.03335822,  0.8793161 , -0.8820267 ], float32, 'numpy')
     """
-    shape, dtype = shape_of("random.uniform", shape), as_dtype(dtype)
+    shape, dtype = shape_of("random.uniform", shape), _dtype_of("random.uniform", dtype, "floating")
     low, high = number("random.uniform", "low", low), number("random.uniform", "high", high)
     if dtype == float64:
         words = bits((2, *shape))
@@ -256,6 +279,7 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
         Array of that shape and dtype.
 
     Raises:
+        DtypeError: dtype is not floating-point.
         ValueError: std is negative.
 
     Examples:
@@ -266,7 +290,7 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
 
     Source: Box, Muller 1958
     """
-    shape, dtype = shape_of("random.normal", shape), as_dtype(dtype)
+    shape, dtype = shape_of("random.normal", shape), _dtype_of("random.normal", dtype, "floating")
     mean, std = number("random.normal", "mean", mean), within("random.normal", "std", std, 0)
     wide = float64 if dtype == float64 else float32
     size = math.prod(shape)
@@ -291,6 +315,8 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
         Array of that shape and dtype.
 
     Raises:
+        DtypeError: dtype is not an integer dtype.
+        OverflowError: dtype does not hold all numbers from low up to high.
         ValueError: low < high <= low + 2**32 does not hold.
 
     Examples:
@@ -302,6 +328,9 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
     low, high = whole("random.randint", "low", low), whole("random.randint", "high", high)
     if not 0 < high - low <= 2**32:
         raise ValueError(f"random.randint: low is {low}, high is {high}; need low < high <= low + 2**32")
+    dtype = _dtype_of("random.randint", dtype, "integer")
+    check_number("random.randint", "low", low, dtype)
+    check_number("random.randint", "high - 1", high - 1, dtype)
     scaled = bits(shape).astype("uint64") * (high - low) >> 32
     return (scaled.astype(int64) + low).astype(dtype)
 

@@ -165,6 +165,11 @@ def test_threads_never_share_a_draw(on_numpy: Backend) -> None:
         (lambda: random.seed(1.5), TypeError, "random.seed: got float; it must be an int"),
         (lambda: random.randint(3, 3), ValueError, "low is 3, high is 3"),
         (lambda: random.bernoulli(1.5), ValueError, "p is 1.5; it must be from 0 to 1"),
+        (lambda: random.randint(0, 300, dtype="int8"), OverflowError, "high - 1 is 299; int8 holds -128 to 127"),
+        (lambda: random.randint(-1, 3, dtype="uint8"), OverflowError, "low is -1; uint8 holds 0 to 255"),
+        (lambda: random.randint(0, 3, dtype="float32"), pa.DtypeError, "dtype is float32; it must be integer"),
+        (lambda: random.uniform(3, dtype="int32"), pa.DtypeError, "dtype is int32; it must be floating"),
+        (lambda: random.normal(3, dtype="complex64"), pa.DtypeError, "dtype is complex64; it must be floating"),
         (lambda: random.uniform((-1,)), ValueError, "lengths must not be negative"),
     ],
 )
