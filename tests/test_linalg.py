@@ -195,6 +195,15 @@ def test_gradients_where_vectors_may_be_chosen() -> None:
     np.testing.assert_allclose(pa.grad(lambda x: pa.sum(linalg.pinv(x)))(x).numpy()[0, 0], -0.25, rtol=1e-12)
 
 
+@pytest.mark.parametrize("order", [-1, -2, -0.5])
+def test_norms_of_negative_order_of_infinities_and_of_nothing(order: float) -> None:
+    norm = pa.value_and_grad(lambda x: linalg.vector_norm(x, ord=order))
+    value, gradient = norm(pa.asarray([INF, -INF]))
+    assert value.item() == INF and gradient.tolist() == [0, 0]
+    assert linalg.vector_norm(pa.zeros((2, 0)), axis=1, ord=order).tolist() == [INF, INF]
+    assert linalg.vector_norm(pa.asarray([INF, 2.0]), ord=order).item() == pytest.approx(2)
+
+
 @pytest.mark.parametrize("order", [2, 3, 1, 0.5, -1, -2.5])
 def test_zeros_in_a_norm_have_the_gradient_zero(order: float) -> None:
     norm, x = pa.value_and_grad(lambda x: linalg.vector_norm(x, ord=order)), np.array([1.0, -2.0, 0.0, 2.0])

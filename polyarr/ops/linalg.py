@@ -229,7 +229,11 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
         return sum(sizes, **over)
     if math.isinf(kind):
         return (reduce.max if kind > 0 else reduce.min)(sizes, **over)
-    return root(sum(_powers(sizes, kind), **over), lambda total: functions.pow(total, 1 / kind))
+    total = sum(_powers(sizes, kind), **over)
+    if kind > 0:
+        return root(total, lambda total: functions.pow(total, 1 / kind))
+    is_zero = equal(total, 0)  # of infinite elements only, or of none
+    return where(is_zero, math.inf, functions.pow(where(is_zero, 1, total), 1 / kind))
 
 
 def _powers(sizes, kind: float):
