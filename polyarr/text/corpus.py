@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from polyarr.text.tokens import PackedRecords, Records, TokenFile, Tokens
 
 VALIDATION = 0.1
 _BATCH = 2**20  # characters that are encoded at once, on all cores
+_MAX_WORD = 32  # characters of a word before a cut
+_WORD = re.compile(r"[^\W\d_]+\Z")  # the letters at the end of a text
 _SMALL = 2**16  # size of the largest vocabulary that fits uint16
 _BETWEEN = b"\xff"  # separator of texts in a digest; UTF-8 has no such byte
 Pieces = Iterable[str | None]  # pieces of texts, with None after each text, as read_pieces yields them
@@ -249,14 +252,39 @@ def encoded(pieces: Pieces, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     dtype, is_begun = dtype_for(tokenizer), False
     begin = np.array(tokenizer.begin, dtype)
     end = np.array([] if tokenizer.end is None else [tokenizer.end], dtype)
+    last = ""
     for batch in _batches(pieces):
-        found = iter(tokenizer.encode_batch([piece for piece in batch if piece is not None], add_special_tokens=False))
+        texts, words = [piece for piece in batch if piece is not None], []
+        for before, piece in zip([last if is_begun else None, *batch], batch, strict=False):
+            words += [] if piece is None else [_last_word(before or "", piece)]
+        last = batch[-1] or ""
+        found = iter(_encoded_after(words, texts, tokenizer))
         parts = []
         for piece in batch:
             parts += [] if is_begun else [begin]
             parts += [end if piece is None else next(found).astype(dtype)]
             is_begun = piece is not None
         yield np.concatenate(parts)
+
+
+def _last_word(before: str, piece: str) -> str:
+    """Return the word that ends at a cut before a blank or a line end; "" for any other cut."""
+    found = _WORD.search(before[-_MAX_WORD:]) if piece[:1] in (" ", "\n") else None
+    return found[0] if found else ""
+
+
+def _encoded_after(words: list[str], texts: list[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Return the tokens of texts that follow words, without the words': many tokenizers begin a text with a blank."""
+    together = [word + text for word, text in zip(words, texts, strict=True)]
+    found = tokenizer.encode_batch(together, add_special_tokens=False)
+    after = [at for at, word in enumerate(words) if word]
+    heads = tokenizer.encode_batch([words[at] for at in after], add_special_tokens=False) if after else []
+    for at, head in zip(after, heads, strict=True):
+        if np.array_equal(found[at][: len(head)], head):
+            found[at] = found[at][len(head) :]
+        else:  # a token contains the end of the word and the beginning of the text
+            found[at] = tokenizer.encode(texts[at], add_special_tokens=False)
+    return found
 
 
 def _batches(pieces: Pieces) -> Iterator[list[str | None]]:

@@ -26,6 +26,7 @@ from polyarr.text import (
 )
 from polyarr.text.constraints import Constraints
 from polyarr.text.sandbox import SandboxedTokenizer
+from polyarr.text.sources import PIECE
 from polyarr.text.special import SpecialTokens
 from polyarr.training import load_checkpoint
 from polyarr.training.pretrained import export_model, import_model
@@ -59,6 +60,20 @@ def test_a_text_has_the_tokens_that_its_post_processor_puts_around_it(family, tm
         assert tokenizer.encode(text).tolist() == whole == [*tokenizer.begin, *plain]
         assert tokenizer.encode(text, add_special_tokens=False).tolist() == plain
     assert bool(tokenizer.begin) == family.startswith("llama")
+
+
+@pytest.mark.parametrize("between", [" ", "\n"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_long_text_has_the_tokens_of_one_that_is_encoded_at_once(family, between, tmp_path):
+    """Texts are encoded in pieces, and some tokenizers begin each text that they encode with a blank."""
+    write(tmp_path, family)
+    tokenizer, (library, _) = load_tokenizer(tmp_path), FAMILIES[family][0]()
+    text = between.join(["the quick brown fox"] * 8 + ["1234 apples aren't; 56 pears."]) * 2000
+    assert len(text) > 5 * PIECE
+    corpus = Corpus.of_text(text, tokenizer)
+    found = np.concatenate([corpus.train, corpus.validation]).tolist()
+    end = [] if tokenizer.end is None else [tokenizer.end]
+    assert found == [*tokenizer.begin, *library.encode(text, add_special_tokens=False).ids, *end]
 
 
 def test_a_server_adds_them_to_a_text_and_not_to_a_conversation(tmp_path):
