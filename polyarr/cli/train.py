@@ -292,7 +292,7 @@ def _resumed(
         )
     corpus = _corpus(found, recipe, saved.tokenizer)
     check_equal_on_ranks(world, lambda: _of_a_run(saved.info["preset"], recipe, saved.info["seed"], corpus))
-    run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found), world=world)
+    run = resumed_run(corpus, saved, recipe, data=None if found is None else str(found.resolve()), world=world)
     if step and not world.rank:
         _say_what_differs(before, saved.info, run)
     return run

@@ -165,6 +165,8 @@ def test_resuming_on_another_text_says_so(trained, copied):
     (copied / "b.txt").write_text((trained[0] / "a.txt").read_text()[::-1])
     code, out, err = run(*RESUME, "--steps", 3, "--data", "b.txt", cwd=copied)
     assert code == 0 and "the text is not the one of the first 2 steps: best begins anew, on this one" in out, err
+    code, out, err = run("train", "--resume", "--out", copied / "run", "--backend", "numpy", "--steps", 4, cwd="/")
+    assert code == 0 and "step     4/4" in out, err  # in another folder
 
 
 def test_a_log_has_no_carriage_returns_and_a_quiet_run_says_nothing(trained, tmp_path):
