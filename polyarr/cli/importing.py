@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.cli.output import in_shell
 from polyarr.cli.starting import dtype_option
 from polyarr.text import NumberTokenizer, load_tokenizer
 from polyarr.training.pretrained import import_model
@@ -47,4 +48,5 @@ def command(
     )
     if isinstance(found, NumberTokenizer):
         click.echo("no tokenizer is beside it: its text is the numbers of tokens; or give one with --tokenizer")
-    click.echo(f"saved in {out}; now try: polyarr generate {out}, or polyarr train --from {out} --data FILE")
+    run = in_shell(out)
+    click.echo(f"saved in {out}; now try: polyarr generate {run}, or polyarr train --from {run} --data FILE")

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +26,11 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def escaped(text: str, kept: str = "") -> str:
     """Return a text with unprintable characters, such as terminal escapes, escaped; those in `kept` stay."""
     return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def in_shell(path: Path) -> str:
+    """Return a path as a shell takes it, in quotes if it has blanks or other special characters."""
+    return shlex.quote(str(path))
 
 
 def print_text(text: str) -> None:

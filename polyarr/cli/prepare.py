@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.cli.output import in_shell
 from polyarr.cli.train import chosen_tokenizer
 from polyarr.extras import extra
 from polyarr.text import find_files, is_prepared, open_prepared, prepare
@@ -65,5 +66,5 @@ def command(
     click.echo(
         f"{found['bytes']:,} bytes of {found['texts']:,} {what} {'is' if found['texts'] == 1 else 'are'} {count:,} "
         f"tokens of {size:,} different ones; the last {last:,} are for validation\n"
-        f"saved in {out}; now try: polyarr train --data {out}"
+        f"saved in {out}; now try: polyarr train --data {in_shell(out)}"
     )

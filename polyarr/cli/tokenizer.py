@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from polyarr.atomic import write_whole
-from polyarr.cli.output import escaped, print_json
+from polyarr.cli.output import escaped, in_shell, print_json
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.sources import FIELD, read_pieces
@@ -35,7 +35,8 @@ def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
     tokenizer = train_bpe((piece for piece in pieces if piece), size)
     write_whole(out, tokenizer.to_json().encode())
     fewer = "" if tokenizer.vocab_size == size else f" (no further pairs occur twice, so not {size:,})"
-    click.echo(f"{tokenizer.vocab_size:,} tokens{fewer}, saved in {out}; now try: polyarr train --tokenizer {out}")
+    next_step = f"polyarr train --tokenizer {in_shell(out)}"
+    click.echo(f"{tokenizer.vocab_size:,} tokens{fewer}, saved in {out}; now try: {next_step}")
 
 
 @command.command("show")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast, overload
 import click
 
 from polyarr import distributed
+from polyarr.cli.output import in_shell
 from polyarr.cli.ranks import join
 from polyarr.cli.starting import RunStart, start, starting_options, with_adapters
 from polyarr.core.backend import Backend
@@ -416,7 +417,7 @@ def _what_follows(run: Run) -> str:
 def _conclude(run: Run, out: Path) -> None:
     if run.stopped_by:
         click.echo(
-            f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {out}"
+            f"stopped after {run.step} steps; saved in {out}; go on with: polyarr train --resume --out {in_shell(out)}"
         )
         return
     if run.is_stale and run.step < run.recipe.steps:
@@ -424,5 +425,5 @@ def _conclude(run: Run, out: Path) -> None:
     click.echo(
         f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
         f"perplexity {perplexity(run.best):.2f}\n"
-        f"saved in {out}: best and last checkpoint, loss.png, metrics.jsonl; now try: polyarr generate {out}"
+        f"saved in {out}: best and last checkpoint, loss.png, metrics.jsonl; now try: polyarr generate {in_shell(out)}"
     )

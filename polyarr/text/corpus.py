@@ -186,6 +186,8 @@ def char_tokenizer_of(pieces: Pieces) -> CharTokenizer:
     found: set[str] = set()
     for piece in pieces:
         found.update(piece or "")
+    if not found:
+        raise ValueError("the texts are empty; there must be at least one character")
     return CharTokenizer(found)
 
 

@@ -105,6 +105,20 @@ def test_wrong_input_is_one_line_and_changes_nothing(folder, capsys, command, co
     assert sorted(folder.rglob("*")) == before
 
 
+def test_texts_without_a_character_are_named_so(folder, capsys):
+    for lines in ("", "\n \n", '{"text": ""}\n' * 2):
+        (folder / "none.jsonl").write_text(lines)
+        for command in (("prepare", "none.jsonl", "--out", "data"), (*TRAIN, "--data", "none.jsonl")):
+            code, _, err = run(capsys, *command)
+            assert (code, err) == (1, "polyarr: the texts are empty; there must be at least one character\n")
+
+
+def test_suggested_commands_have_names_with_blanks_in_quotes(folder, capsys):
+    (folder / "my texts").mkdir()
+    _, out, _ = run(capsys, "prepare", "texts", "--out", "my texts/of é")
+    assert out.endswith("now try: polyarr train --data 'my texts/of é'\n")
+
+
 def test_a_missing_library_says_what_to_install(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     code, _, err = run(capsys, "prepare", "texts", "--tokenizer", "byte", "--out", "data")
