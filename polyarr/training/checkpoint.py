@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -177,7 +178,7 @@ def _checksum(text: str, arrays: Mapping[str, Source | np.ndarray]) -> str:
 
 
 def load_checkpoint(
-    folder: Path, name: str = "best", world: World = ALONE, *, dtype: Any = None
+    folder: str | os.PathLike[str], name: str = "best", world: World = ALONE, *, dtype: Any = None
 ) -> Checkpoint:
     """Load a checkpoint, with its arrays on the current backend.
 
@@ -197,8 +198,8 @@ def load_checkpoint(
         CheckpointError: The file is damaged, or lies beside one of another run, or has numbers that are not finite in
             `dtype`.
     """
-    path = path_of(folder, name)
-    info, arrays = broadcast_content(world, partial(_content, folder, name))
+    path = path_of(Path(folder), name)
+    info, arrays = broadcast_content(world, partial(_content, path.parent, name))
     with _errors_with_path(path):
         return _restored(info, arrays, dtype)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -55,7 +56,7 @@ class _Due:
 
 def train(
     run: Run,
-    folder: Path,
+    folder: str | os.PathLike[str],
     echo: Callable[[str], None] | None = None,
     profile: Path | None = None,
     compiled: bool = True,
@@ -85,7 +86,7 @@ def train(
         DivergenceError: The loss is not finite; the error names the first layer that was not.
         OSError: The folder cannot be written to, or another training writes to it.
     """
-    tell = silent if run.world.rank else echo or above_the_bar
+    folder, tell = Path(folder), silent if run.world.rank else echo or above_the_bar
     with contextlib.ExitStack() as held:
         on_root(run.world, lambda: _enter(run, folder, held))
         file = None if run.world.rank else profile
@@ -104,6 +105,7 @@ def train(
 
 def _enter(run: Run, folder: Path, held: contextlib.ExitStack) -> None:
     check(checkpoint_of(run, None))  # fail before training instead of at the first evaluation
+    folder.mkdir(parents=True, exist_ok=True)
     held.enter_context(alone_in(folder, "training"))
     remove_left_overs(folder)
     if not run.step:

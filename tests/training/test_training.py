@@ -132,6 +132,12 @@ def test_a_run_that_recomputes_is_the_same_to_the_last_bit(tmp_path, backend, mo
         assert compiled or len(calls) == plain + 4
 
 
+def test_a_run_creates_its_folder(tmp_path):
+    folder = str(tmp_path / "runs" / "first")
+    train(new_run(TEXT, RECIPE, seed=1), folder, quiet)
+    assert load_checkpoint(folder, "last").state["step"] == RECIPE.steps
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     recipe = RECIPE.changed(dtype=dtype, precision="high")
