@@ -145,11 +145,8 @@ def _train(
             evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
             saves = evaluates or saving.is_due(run.step)
             if saves or run.step % READ_EVERY == 0:
-                (mean, norm), unread = _read(unread, run), []
-                run.seconds, started = run.seconds + time.perf_counter() - started, time.perf_counter()
-                run.curve.append((run.step, mean))
-                thin_out(run.curve)
-                reports.steps(mean, norm)
+                mean = _report(run, unread, started, reports)
+                unread, started = [], time.perf_counter()
             if saves:
                 steps.pause()
             if evaluates:
@@ -163,8 +160,8 @@ def _train(
         is_over = run.step == recipe.steps or run.is_stale
         if not is_over:
             run.stopped_by = stopped
-            _read(unread, run)
-            run.seconds += time.perf_counter() - started
+            if unread:
+                _report(run, unread, started, reports)
         if not is_over or not all_max(world, world.rank == 0 and path_of(folder, LAST).exists()):
             _save_as_it_is(run, folder, reports)
 
@@ -175,10 +172,18 @@ def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> tuple[Array, A
     return loss, norm
 
 
+def _report(run: Run, unread: list[tuple[Array, Array]], started: float, reports: Reports | NoReports) -> float:
+    """Add steps that began at a time to the run's curve and reports; return their mean loss."""
+    mean, norm = _read(unread, run)
+    run.seconds += time.perf_counter() - started
+    run.curve.append((run.step, mean))
+    thin_out(run.curve)
+    reports.steps(mean, norm)
+    return mean
+
+
 def _read(unread: list[tuple[Array, Array]], run: Run) -> tuple[float, float]:
     """Return the means of the losses and of the norms; waits for the device."""
-    if not unread:
-        return math.nan, math.nan
     stacked = ops.stack([ops.stack(column) for column in zip(*unread, strict=True)])  # (2, steps)
     loss, norm = ops.mean(stacked, axis=1).numpy().tolist()
     if not math.isfinite(loss):

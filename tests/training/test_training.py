@@ -23,6 +23,7 @@ from polyarr.training import (
     train,
 )
 from polyarr.training.data import evaluation_windows, shuffled_windows
+from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.reporting import reporting
 from polyarr.training.run import perplexity
 from polyarr.training.steps import gradients, step_of
@@ -305,6 +306,28 @@ def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_the_curve_has_the_steps_before_an_interruption(tmp_path, monkeypatch):
+    recipe = RECIPE.changed(eval_every=100)
+    whole = train(new_run(TEXT, recipe, seed=1), tmp_path / "whole", quiet)  # folders that do not exist
+    step = loop._one_step
+
+    def interrupted(run, *args):
+        if run.step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(run, *args)
+
+    monkeypatch.setattr(loop, "_one_step", interrupted)
+    assert train(new_run(TEXT, recipe, seed=1), str(tmp_path / "broken"), quiet).step == 14
+    saved = load_checkpoint(str(tmp_path / "broken"), "last")
+    monkeypatch.setattr(loop, "_one_step", step)
+    resumed = train(resumed_run(TEXT, saved, recipe), tmp_path / "broken", quiet)
+    (_, before), (_, first), (_, second) = resumed.curve
+    assert [row[0] for row in resumed.curve] == [10, 14, 20] and before == whole.curve[0][1]
+    assert (4 * first + 6 * second) / 10 == pytest.approx(whole.curve[1][1], rel=1e-6)
+    rows = numbers(read_metrics(tmp_path / "broken", resumed.id), "loss")
+    assert rows == [(step, pytest.approx(loss)) for step, loss in resumed.curve]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the system has no locks on folders")
 def test_two_trainings_keep_out_of_each_others_folder(tmp_path):
     """The second one gets an error, and nothing is lost; the folder is free when the first one has ended."""
@@ -333,7 +356,8 @@ def interruptible():
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_path, monkeypatch):
     train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    kept = [path for path in tmp_path.iterdir() if path.name != "metrics.jsonl"]  # a log of steps that may be lost
+    before = [path.read_bytes() for path in kept]
     saved = load_checkpoint(tmp_path, "last")
     step, sync, calls = loop._one_step, os.fsync, []
 
@@ -351,7 +375,7 @@ def test_a_second_interruption_while_saving_leaves_what_was_saved_before(tmp_pat
     monkeypatch.setattr(os, "fsync", again)
     with pytest.raises(KeyboardInterrupt):
         train(resumed_run(TEXT, saved, RECIPE.changed(steps=30)), tmp_path, quiet)
-    assert calls and {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert calls and [path.read_bytes() for path in kept] == before and len([*tmp_path.iterdir()]) == len(kept) + 1
 
 
 def test_the_schedule_belongs_to_the_run(tmp_path):
