@@ -218,7 +218,8 @@ class Optimizer:
     def update(self, grads: Any, state: State, model: Any, norm: Array | None = None) -> tuple[Any, State]:
         """Return the model and the state after one step. The old ones stay as they are.
 
-        Parameters that are frozen, and those whose gradient is None, do not change. Nothing is read from the device.
+        Parameters that are frozen, and those whose gradient is None, do not change, but the step counts for them, too.
+        Nothing is read from the device.
 
         Args:
             grads: Tree of gradients, like model.
