@@ -7,7 +7,7 @@ from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import NARROW, check_kind, float32
 from polyarr.ops.create import fill, iota
-from polyarr.ops.elementwise import add, astype, divide, like, multiply, subtract, where
+from polyarr.ops.elementwise import add, astype, divide, like, maximum, multiply, subtract, where
 from polyarr.ops.joining import concat
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, not_equal
@@ -73,7 +73,8 @@ def linear_cross_entropy(
         precision: As in matmul.
 
     Returns:
-        Array (), or (...) with reduction "none", of the promoted dtype, but float32 for float16 and bfloat16.
+        Array (), or (...) with reduction "none", of the promoted dtype, but float32 for float16 and bfloat16. The
+        mean of no rows is nan, and its gradients are 0.
 
     Raises:
         ShapeError: The shapes do not fit, or there are no classes.
@@ -120,7 +121,8 @@ def _backward(g, saved, x, weight, targets, *, wanted, reduction, **settings):
         _, *slopes = _chunked_gradients(_flat(g), x, weight, targets, wanted, **settings)
     else:
         *slopes, divisor = saved
-        factor = g if divisor is None else divide(g, divisor)
+        # Without a row that counts, the loss is nan, and the gradients stay 0, as those of cross_entropy.
+        factor = g if divisor is None else divide(g, maximum(divisor, 1))
         slopes = [None if s is None else multiply(like(s, factor), factor) for s in slopes]
     dx, dweight = slopes
     dx = None if dx is None else reshape(like(dx, x), shape=x.shape)

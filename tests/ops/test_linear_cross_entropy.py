@@ -50,6 +50,19 @@ def test_parts_are_as_good_as_the_whole(backend: Backend, dtype: str, close: flo
             np.testing.assert_allclose(found, due, rtol=close, atol=close * abs(due).max())
 
 
+def test_no_row_that_counts_leaves_the_parameters_as_they_are(backend: Backend) -> None:
+    """As with cross_entropy, and in PyTorch: the mean of no losses is nan, and its gradient 0."""
+    x, weight, targets = head()
+
+    def loss(x: Array, weight: Array, targets: Array) -> Array:
+        return ops.linear_cross_entropy(x, weight, targets)
+
+    graded = pa.value_and_grad(loss, argnums=(0, 1))
+    for call in (graded, pa.compile(graded)):
+        value, grads = call(x, weight, ops.full_like(targets, -100))
+        assert np.isnan(value.numpy()) and all((grad.numpy() == 0).all() for grad in grads)
+
+
 def test_logits_never_exist_as_a_whole(on_numpy: Backend) -> None:
     rows, classes = 2000, 1000
     x, weight, targets = head(rows=rows, classes=classes)
