@@ -206,6 +206,7 @@ def conv_product(x, weight, *, stride=1, padding=0, dilation=1, groups=1, precis
 
 def _input_rule(g, weight, *, shape, precision, **given):
     axes = len(images("conv", "g", g))
+    images("conv", "weight", weight, axes)
     shape = per_axis("conv", "shape", shape, axes, least=0)
     x = Spec((g.shape[0], *shape, weight.shape[-1] * whole("conv", "groups", given["groups"])), g.dtype)
     found = _params(x, weight, **given)

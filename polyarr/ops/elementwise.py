@@ -480,10 +480,13 @@ def astype(x, *, dtype):
 
     Raises:
         DtypeError: There is no such dtype, or x is complex and the dtype is neither complex nor bool.
+        TypeError: x is a Python number.
 
     Gradients: x, if both dtypes are floating-point or complex
     """
     found = as_dtype(dtype)
+    if x.is_number:
+        raise TypeError(f"astype: x is {x}; it must be an array")
     if x.dtype in COMPLEX and found not in (*COMPLEX, bool_):
         lost = f"astype: x is {x}, and dtype {found.name} has no imaginary part"
         raise DtypeError(f"{lost}; take real, imag or abs first")
