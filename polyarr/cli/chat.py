@@ -54,7 +54,7 @@ def command(
 def _answer(chat: Conversation, line: str, tokens: int, options: dict[str, Any]) -> None:
     """Print the answer to a message as it is made; Ctrl-C ends it, and what is there stays in the conversation.
 
-    SIGTERM ends the answer and the program.
+    SIGTERM and SIGHUP end the answer and the program.
     """
     with interruption() as interrupted, contextlib.closing(chat.answer(line, tokens, **options)) as answer:
         try:
@@ -70,8 +70,8 @@ def _answer(chat: Conversation, line: str, tokens: int, options: dict[str, Any])
         click.echo()
     if chat.dropped:
         print_error(f"the oldest {chat.dropped} messages are dropped, for the model's context is full")
-    if interrupted() == signal.SIGTERM:
-        signal.raise_signal(signal.SIGTERM)
+    if interrupted() not in (0, signal.SIGINT):
+        signal.raise_signal(interrupted())
 
 
 def _lines() -> Iterator[str]:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 BURST_SECONDS = 0.3
+HANGUP = getattr(signal, "SIGHUP", None)  # the terminal has gone, such as a connection to another machine
 
 
 @contextlib.contextmanager
 def interruption() -> Iterator[Callable[[], int]]:
-    """Let Ctrl-C and SIGTERM stop a loop after its current step; a second one stops it at once.
+    """Let Ctrl-C, SIGTERM and SIGHUP stop a loop after its current step; a second Ctrl-C or SIGTERM stops it at once.
 
-    Signals within BURST_SECONDS of the first one belong to it: a terminal and a supervisor may both send one.
+    Signals within BURST_SECONDS of the first one belong to it: a terminal and a supervisor may both send one. SIGHUP is
+    left alone where something handles or ignores it, as under nohup.
 
     Yields:
         A function that returns the number of the signal that came, or 0.
@@ -31,11 +33,13 @@ def interruption() -> Iterator[Callable[[], int]]:
     def note(number: int, _: Any) -> None:
         # The handler stays: Python drops a signal, with a traceback, if its handler is gone when its turn comes.
         came.append((number, time.monotonic()))
-        if len(came) > 1 and came[-1][1] - came[0][1] >= BURST_SECONDS:
+        if number != HANGUP and len(came) > 1 and came[-1][1] - came[0][1] >= BURST_SECONDS:
             restore()
             signal.raise_signal(number)
 
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
+    if HANGUP and signal.getsignal(HANGUP) is signal.SIG_DFL:
+        before[HANGUP] = signal.SIG_DFL
     for number in before:
         signal.signal(number, note)
     try:

@@ -63,7 +63,7 @@ def train(
     quiet: bool = False,
     tensorboard: bool = False,
 ) -> Run:
-    """Train until the recipe's last step, until its patience ends, or until Ctrl-C or SIGTERM.
+    """Train until the recipe's last step, until its patience ends, or until Ctrl-C, SIGTERM or SIGHUP.
 
     The folder gets the checkpoints "best" and "last", those of single steps that the recipe keeps, loss.png, and a line
     of metrics.jsonl for every tenth step and every evaluation, which `read_metrics` reads.

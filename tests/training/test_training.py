@@ -28,6 +28,7 @@ from polyarr.training.reporting import reporting
 from polyarr.training.run import perplexity
 from polyarr.training.steps import gradients, step_of
 
+STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 TEXT = "the quick brown fox jumps over the lazy dog; " * 30
 RECIPE = Recipe(
     {
@@ -286,7 +287,7 @@ def test_a_burst_of_signals_saves_once(tmp_path, monkeypatch, number):
     assert same(load_checkpoint(tmp_path, "last").model, run.model)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOPPING)
 def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     step, calls = loop._one_step, []
 
@@ -297,13 +298,36 @@ def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
         return step(run, *args)
 
     monkeypatch.setattr(loop, "_one_step", interrupted)
-    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(n) for n in STOPPING]
     run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
     assert run.stopped_by == number and run.step == 5
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(n) for n in STOPPING] == before
     for name in ("best", "last"):
         assert same(load_checkpoint(tmp_path, name).model, run.model)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="the system has no SIGHUP")
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_terminal_may_go_at_any_time(tmp_path, monkeypatch, is_ignored):
+    """Under nohup SIGHUP is ignored and stops nothing; else the first one stops and saves, later ones do nothing."""
+    step = loop._one_step
+
+    def gone(run, *args):
+        if run.step == 2:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+        return step(run, *args)
+
+    monkeypatch.setattr(interruption, "BURST_SECONDS", 0)
+    monkeypatch.setattr(loop, "_one_step", gone)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    try:
+        run = train(new_run(TEXT, RECIPE, seed=1), tmp_path, quiet)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (run.step, run.stopped_by) == ((20, 0) if is_ignored else (3, signal.SIGHUP))
+    assert same(load_checkpoint(tmp_path, "last").model, run.model)
 
 
 def test_the_curve_has_the_steps_before_an_interruption(tmp_path, monkeypatch):
