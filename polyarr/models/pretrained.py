@@ -415,13 +415,13 @@ def _weights_of(model: LanguageModel) -> dict[str, Source]:
         if path not in layers or last not in _ARRAYS_OF_CODES:
             found[name] = source_of(a)
         elif last == "codes":
-            spec = Spec(layers[path].shape, as_dtype(layers[path].dtype))
+            spec = Spec(layers[path].shape, float64 if layers[path].scale.dtype == float64 else float32)
             found[f"{path}.weight"] = Source(spec, partial(_dequantized, layers[path]))
     return found
 
 
 def _dequantized(layer: QuantizedLinear) -> np.ndarray:
-    return view_of(layer.weight)
+    return view_of(layer.exact_weight)
 
 
 def _in_rows(leaf: Source, row: tuple[int, ...]) -> Source:

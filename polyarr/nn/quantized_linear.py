@@ -105,8 +105,12 @@ class QuantizedLinear(Module):
     @property
     def weight(self) -> Array:
         """The weight, of the layer's shape, that the codes stand for, in the layer's dtype."""
-        wide = float64 if self.scale.dtype == float64 else float32
-        return ops.astype(dequantized(self.codes, self.scale, wide), dtype=self.dtype)
+        return ops.astype(self.exact_weight, dtype=self.dtype)
+
+    @property
+    def exact_weight(self) -> Array:
+        """The weight before it is rounded to the layer's dtype: in float64 if the scales are, else in float32."""
+        return dequantized(self.codes, self.scale, float64 if self.scale.dtype == float64 else float32)
 
 
 def check_kind_of_weights(name: str, kind: Any) -> None:

@@ -71,6 +71,18 @@ def test_a_run_keeps_the_bytes_of_a_file(tmp_path, backend, name, kind):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_kept_weights_are_exported_as_exactly_as_the_dtype_allows(tmp_path, on_numpy, kind):
+    """A run in bfloat16 computes with rounded weights; what its codes stand for is exact in float32."""
+    path = written(tmp_path, "gpt2", kind)
+    import_model(path, tmp_path / "run", keep_quantized=True, dtype="bfloat16")
+    export_model(tmp_path / "run", tmp_path / "folder", dtype="float32")
+    export_model(tmp_path / "run", tmp_path / "F32.gguf", format="gguf", gguf_type="F32")
+    for found in (load_pretrained(tmp_path / "folder"), load_pretrained(tmp_path / "F32.gguf")):
+        for ours, due in zip(found.blocks, load_pretrained(path, dtype="float32").blocks, strict=True):
+            np.testing.assert_array_equal(ours.att.qkv.weight.numpy(), due.att.qkv.weight.numpy())
+
+
 def test_another_type_is_converted_and_mixed_types_are_dequantized(tmp_path, on_numpy):
     path = written(tmp_path, "llama", "Q4_0")
     model = load_pretrained(path, keep_quantized=True)
