@@ -16,6 +16,8 @@ if sys.platform == "win32":  # where a folder cannot be opened
 else:
     import fcntl
 
+_MAX_NAME = 50  # characters of a file's name in that of its temporary file; at most 200 of the usual 255 bytes
+
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file atomically: a crash at any moment leaves the old file or the new one.
@@ -40,7 +42,7 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe or a device; name a file", str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -59,11 +61,18 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
             temporary.unlink()
 
 
+def _temporary(path: Path) -> Path:
+    """Return a name beside a file that no other writer of the file has: another thread, or a process elsewhere.
+
+    It has the beginning of the file's name only, so that a file may have the longest name of a file system.
+    """
+    return path.with_name(f".{path.name[:_MAX_NAME]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+
+
 def share(path: Path, other: Path) -> None:
     """Replace `other` atomically by a hard link to a file, or by a copy if the file system has no hard links."""
-    temporary = other.with_name(f".{other.name}.{os.getpid()}.tmp")
+    temporary = _temporary(other)
     try:
-        temporary.unlink(missing_ok=True)
         os.link(path, temporary)
         temporary.replace(other)
         sync_folder(other.parent)

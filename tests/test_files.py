@@ -12,6 +12,7 @@ from safetensors.numpy import load as library_load
 from safetensors.numpy import save_file
 
 from polyarr import files
+from polyarr.atomic import share, write_whole, written_whole
 from polyarr.cli import main
 from polyarr.contents import contents_of
 from polyarr.files import HeldFile, append_to, open_regular, read_regular
@@ -41,6 +42,30 @@ def pipe(tmp_path):
 def loop(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     return tmp_path / "loop"
+
+
+# ---- the atomic writer -------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_two_threads_write_is_that_of_the_last(tmp_path):
+    with written_whole(tmp_path / "x") as first:
+        first.write(b"first, ")
+        with written_whole(tmp_path / "x") as second:
+            second.write(b"second")
+        assert (tmp_path / "x").read_bytes() == b"second"
+        first.write(b"which ends later")
+        first.flush()
+        assert (tmp_path / "x").read_bytes() == b"second"
+    assert (tmp_path / "x").read_bytes() == b"first, which ends later"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "\u3042" * 85, "\U0001f98a" * 63], ids=["1 byte", "3 bytes", "4 bytes"])
+def test_the_longest_names_are_written(tmp_path, name):
+    write_whole(tmp_path / name, b"x")
+    share(tmp_path / name, tmp_path / "other")
+    share(tmp_path / "other", tmp_path / name)
+    assert (tmp_path / name).read_bytes() == b"x"
 
 
 # ---- the guarded reader ------------------------------------------------------------------------------------------
