@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,28 @@ class Link:
         self.is_watched = False
         self.told: Callable[[], None] = lambda: None
         self.settle = self.told
+        self._turn, self._is_mixed = threading.RLock(), False
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[None]:
+        """Run a collective, which may call others, unless another thread of this rank is in one.
+
+        The messages of two would mix: MPI pairs those of different ranks by their order.
+
+        Raises:
+            RuntimeError: Two threads are in a collective; raised in both, with `name`.
+        """
+        error = RuntimeError(f"{name}: another thread of rank {self.rank} is in a collective; call one at a time")
+        if not self._turn.acquire(blocking=False):
+            self._is_mixed = True
+            raise error
+        try:
+            yield
+            if self._is_mixed:
+                self._is_mixed = False
+                raise error
+        finally:
+            self._turn.release()
 
     def wait(self, request: Any, soon: float = TRANSFER_SPIN_SECONDS) -> None:
         """Wait for a collective request: poll for `soon` seconds, then sleep between polls."""

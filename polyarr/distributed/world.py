@@ -40,8 +40,9 @@ class World:
     """All ranks that compute together, as seen from one of them; created by `polyarr.distributed.init`.
 
     All ranks must call the collectives in the same order, with trees of the same names, shapes and dtypes; otherwise
-    all of them raise a ValueError that names the difference. Arrays stay on their backends: each rank's own device, or
-    another backend such as NumPy on all ranks.
+    all of them raise a ValueError that names the difference. A rank calls one at a time: if two of its threads are in
+    a collective, both raise a RuntimeError. Arrays stay on their backends: each rank's own device, or another backend
+    such as NumPy on all ranks.
 
     Attributes:
         rank: Number of this process, from 0.
@@ -99,11 +100,12 @@ class World:
         parts = parts_of("broadcast", f"from rank {root}", given, self.device, others=True)
         if self.transport is None:
             return given
-        self.link.meet(parts.description)
-        for places, arrays in parts.arrays():
-            _put(parts, places, self.transport.broadcast(arrays, root))
-        if parts.numbers:
-            _put(parts, parts.numbers, self._numbers(parts)[root])
+        with self.link.turn("broadcast"):
+            self.link.meet(parts.description)
+            for places, arrays in parts.arrays():
+                _put(parts, places, self.transport.broadcast(arrays, root))
+            if parts.numbers:
+                _put(parts, parts.numbers, self._numbers(parts)[root])
         return tree.unflatten(given, parts.leaves)
 
     def all_reduce(self, given: Any, op: str = "mean", wire: str | None = None) -> Any:
@@ -138,13 +140,14 @@ class World:
             _check_dtype(arrays[0].dtype, op)
         if self.transport is None:
             return given
-        self.link.meet(parts.description)
-        for places, arrays in parts.arrays():
-            dtype = arrays[0].dtype
-            narrow = bfloat16 if wire is not None and dtype == float32 else dtype
-            _put(parts, places, self.transport.all_reduce(arrays, op, narrow))
-        if parts.numbers:
-            _put(parts, parts.numbers, [_reduced(op, column) for column in zip(*self._numbers(parts), strict=True)])
+        with self.link.turn("all_reduce"):
+            self.link.meet(parts.description)
+            for places, arrays in parts.arrays():
+                dtype = arrays[0].dtype
+                narrow = bfloat16 if wire is not None and dtype == float32 else dtype
+                _put(parts, places, self.transport.all_reduce(arrays, op, narrow))
+            if parts.numbers:
+                _put(parts, parts.numbers, [_reduced(op, column) for column in zip(*self._numbers(parts), strict=True)])
         return tree.unflatten(given, parts.leaves)
 
     def mean(self, given: Any, wire: str | None = None) -> Any:
@@ -170,14 +173,16 @@ class World:
             raise ShapeError("all_gather: a leaf has no axes; every leaf must be an array with one at least")
         if self.transport is None:
             return given
-        self.link.meet(parts.description)
-        for places, arrays in parts.arrays():
-            _put(parts, places, self.transport.all_gather(arrays))
+        with self.link.turn("all_gather"):
+            self.link.meet(parts.description)
+            for places, arrays in parts.arrays():
+                _put(parts, places, self.transport.all_gather(arrays))
         return tree.unflatten(given, parts.leaves)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        self.link.meet("barrier")
+        with self.link.turn("barrier"):
+            self.link.meet("barrier")
 
     def agree(self, name: str, value: Any) -> None:
         """Check that all ranks have the same value, compared by its repr.
@@ -189,8 +194,9 @@ class World:
         Raises:
             ValueError: The values differ; raised on all ranks.
         """
-        self.link.meet(f"agree on {name}")
-        texts = self.link.texts(repr(value))
+        with self.link.turn("agree"):
+            self.link.meet(f"agree on {name}")
+            texts = self.link.texts(repr(value))
         for rank, text in enumerate(texts):
             if text != texts[0]:
                 raise ValueError(f"{name}: rank 0 has {texts[0]}, rank {rank} has {text}; all ranks must have the same")

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -173,9 +174,23 @@ def refusals(world):
         "axes": lambda: world.all_gather([pa.asarray(1.0)]),
     }
     found = {name: error_of(call) for name, call in calls.items()}
+    found["threads"] = at_once(world)
     world.barrier()
     world.agree("the seed", 5)
     return found
+
+
+def at_once(world):
+    """Return the errors of collectives that another thread calls while this one is in a collective, and of that one."""
+    a, errors = pa.ones((2, 3)), []
+    calls = (world.mean, world.broadcast, world.all_gather, lambda a: world.barrier(), lambda a: world.agree("it", 1))
+
+    def collective():
+        with ThreadPoolExecutor(1) as pool, world.link.turn("this one"):
+            errors.extend(pool.submit(error_of, partial(call, a)).result() for call in calls)
+
+    errors.append(error_of(collective))
+    return [error.replace(f"rank {world.rank}", "a rank") for error in errors]
 
 
 # ---- training ----------------------------------------------------------------------------------------------------

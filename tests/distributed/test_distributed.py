@@ -139,6 +139,10 @@ def test_refusals(said: dict[str, list]) -> None:
         "captured": "CaptureError: all_reduce: it is called in a compiled function; call it between two of them",
         "differentiated": "GradientError: all_reduce: it is called in a function that is differentiated; give it the "
         "gradients",
+        "threads": [
+            f"RuntimeError: {name}: another thread of a rank is in a collective; call one at a time"
+            for name in ("all_reduce", "broadcast", "all_gather", "barrier", "agree", "this one")
+        ],
         "axes": "ShapeError: all_gather: a leaf has no axes; every leaf must be an array with one at least",
     }
 
