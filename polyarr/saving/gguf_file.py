@@ -143,8 +143,13 @@ class GGUFFile:
             raise ValueError(f"its general.alignment is {alignment!r}; it must be a power of 2 to {_MAX_ALIGNMENT:,}")
         base = -(-self._header.at // alignment) * alignment
         found = {name: entry._replace(start=base + entry.start) for name, entry in entries.items()}
-        for name, (kind, shape, start) in found.items():
+        before = base
+        for name, (kind, shape, start) in sorted(found.items(), key=lambda item: item[1].start):
             end = start + self._bytes(kind, math.prod(shape))
+            if start < before or start % alignment:
+                fault = f"in another tensor or off the alignment of {alignment:,}"
+                raise ValueError(f"{name[:100]} begins at byte {start - base:,} of the data, {fault}")
+            before = end
             if end > self._file.size:
                 raise ValueError(f"it ends at byte {self._file.size:,}, and {name[:100]} at {end:,}; it is incomplete")
         return found

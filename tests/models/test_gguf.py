@@ -309,6 +309,19 @@ def test_damaged_headers_are_refused(file):
     assert "its header would have 4 more bytes" in refusal(file)
 
 
+@pytest.mark.parametrize("moved", [-32, -8])
+def test_tensors_that_overlap_or_are_not_aligned_are_refused(file, moved):
+    """A changed offset must not give the model another tensor's numbers."""
+    data, entries = bytearray(file.read_bytes()), GGUFFile(file).entries
+    first, *_, (name, last) = sorted(entries.items(), key=lambda item: item[1].start)
+    at = data.index(struct.pack("<Q", len(name)) + name.encode()) + 8 + len(name) + 4 + 8 * len(last.shape) + 4
+    (offset,) = struct.unpack_from("<Q", data, at)
+    assert offset == last.start - first[1].start
+    struct.pack_into("<Q", data, at, offset + moved)
+    file.write_bytes(data)
+    assert f"{name} begins at byte {offset + moved:,} of the data, in another tensor or off the" in refusal(file)
+
+
 def test_other_models_are_refused(tmp_path):
     sizes = {"llama__embedding_length": 8, "llama__attention__head_count": 2}
     for number, (arch, tensors, metadata, told) in enumerate(
