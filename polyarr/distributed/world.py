@@ -11,7 +11,7 @@ import numpy as np
 from polyarr import random, tree
 from polyarr.core.array import Array
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.spec import FLOATS, bfloat16, float32
+from polyarr.core.spec import COMPLEX, INEXACT, bfloat16, float32
 from polyarr.core.spec import bool as bool_
 from polyarr.distributed.link import Link
 from polyarr.distributed.trees import Parts, parts_of
@@ -126,7 +126,7 @@ class World:
         Raises:
             ValueError: `op` or `wire` is invalid, or the trees of the ranks differ in names, shapes or dtypes (on all
                 ranks).
-            DtypeError: The mean of an integer array, or the sum of a bool array.
+            DtypeError: The mean of an integer array, the sum of a bool array, or the largest of complex arrays.
             TypeError: A leaf is neither an array nor a number.
             CaptureError: Called in a compiled function.
             GradientError: Called in a function that is differentiated.
@@ -234,7 +234,10 @@ def _reduced(op: str, column: Sequence[float]) -> float:
 
 
 def _check_dtype(dtype: np.dtype, op: str) -> None:
-    if op == "mean" and dtype not in FLOATS:
-        raise DtypeError(f"all_reduce: op is 'mean' of {dtype.name}; it must be floating, or op 'sum', 'max' or 'min'")
+    if op == "mean" and dtype not in INEXACT:
+        required = "floating or complex, or op 'sum', 'max' or 'min'"
+        raise DtypeError(f"all_reduce: op is 'mean' of {dtype.name}; it must be {required}")
+    if op in ("max", "min") and dtype in COMPLEX:
+        raise DtypeError(f"all_reduce: op is {op!r} of {dtype.name}; it must be real-valued, or op 'mean' or 'sum'")
     if op == "sum" and dtype == bool_:
         raise DtypeError("all_reduce: op is 'sum' of bool; it must be 'max', which is any, or 'min', which is all")

@@ -76,9 +76,10 @@ def trees(world):
     world.transport.chunk = 64
     wrong, said = [], []
     shapes = {"float32": (5, 7), "bfloat16": (3, 4), "float16": (9,), "float64": (2, 3), "int32": (4,), "bool": (5,)}
+    shapes["complex64"] = (2, 2)
     for backend, op, wire in itertools.product(BACKENDS, OPS, (None, "bfloat16")):
         with pa.use_backend(backend):
-            left_out = {"sum": ("bool",), "mean": ("bool", "int32")}.get(op, ())
+            left_out = {"sum": ("bool",), "mean": ("bool", "int32")}.get(op, ("complex64",))
             names = [name for name in shapes if name not in left_out]
             hosts = [{n: values(r, shapes[n], pa.Spec((), n).dtype) for n in names} for r in range(world.size)]
             own = {name: pa.asarray(h) for name, h in hosts[world.rank].items()}
@@ -165,6 +166,7 @@ def refusals(world):
         "agree": lambda: world.agree("the seed", 5 if world.rank < last else 7),
         "leaf": lambda: world.mean({"w": a, "note": "text"}),
         "integers": lambda: world.mean([pa.ones((2,), dtype="int32")]),
+        "complex": lambda: world.all_reduce([pa.ones((2,), dtype="complex64")], "max"),
         "flags": lambda: world.all_reduce([pa.ones((2,), dtype="bool")], "sum"),
         "wrong op": lambda: world.all_reduce([a], "product"),
         "wire": lambda: world.mean([a], wire="float8"),

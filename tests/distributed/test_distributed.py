@@ -131,7 +131,9 @@ def test_refusals(said: dict[str, list]) -> None:
         "call": f"ValueError: distributed: rank 0 has all_reduce op='mean', wire=None, rank {last} has barrier{same}",
         "agree": f"ValueError: the seed: rank 0 has 5, rank {last} has 7{same}",
         "leaf": "TypeError: all_reduce: note is 'text'; leaves must be arrays, ints and floats",
-        "integers": "DtypeError: all_reduce: op is 'mean' of int32; it must be floating, or op 'sum', 'max' or 'min'",
+        "integers": "DtypeError: all_reduce: op is 'mean' of int32; it must be floating or complex, or op 'sum', 'max' "
+        "or 'min'",
+        "complex": "DtypeError: all_reduce: op is 'max' of complex64; it must be real-valued, or op 'mean' or 'sum'",
         "flags": "DtypeError: all_reduce: op is 'sum' of bool; it must be 'max', which is any, or 'min', which is all",
         "wrong op": "ValueError: all_reduce: op is 'product'; it must be one of mean, sum, max, min",
         "wire": "ValueError: all_reduce: wire is 'float8'; it must be None or 'bfloat16'",
