@@ -93,7 +93,7 @@ class Link:
         """
         if self.comm is None:
             return
-        marks = self.gather(hashlib.blake2b(what.encode(), digest_size=16).digest())
+        marks = self.gather(hashlib.blake2b(what.encode("utf-8", "backslashreplace"), digest_size=16).digest())
         if any(mark != marks[0] for mark in marks):
             raise ValueError(_difference(self.texts(what)))
 
@@ -108,7 +108,7 @@ class Link:
 
     def texts(self, text: str) -> list[str]:
         """Return the texts of all ranks, of any length, in the order of the ranks."""
-        own = text.encode()
+        own = text.encode("utf-8", "backslashreplace")
         lengths = [int.from_bytes(length, "little") for length in self.gather(len(own).to_bytes(8, "little"))]
         lines = self.gather(own.ljust(max(*lengths, 1), b"\0"))
         return [line[:length].decode() for line, length in zip(lines, lengths, strict=True)]

@@ -15,6 +15,7 @@ from polyarr.core.spec import COMPLEX, INEXACT, bfloat16, float32
 from polyarr.core.spec import bool as bool_
 from polyarr.distributed.link import Link
 from polyarr.distributed.trees import Parts, parts_of
+from polyarr.ops.validation import whole
 
 OPS = ("mean", "sum", "max", "min")
 SLICES = 48  # low bits of the random counter that count draws; the bits above hold the rank
@@ -93,8 +94,10 @@ class World:
 
         Raises:
             ValueError: `root` is no rank, or the trees of the ranks differ in names, shapes or dtypes (on all ranks).
+            TypeError: `root` is no int.
             CaptureError: Called in a compiled function.
         """
+        root = whole("broadcast", "root", root)
         if not 0 <= root < self.size:
             raise ValueError(f"broadcast: root is {root}; it must be from 0 to {self.size - 1}")
         parts = parts_of("broadcast", f"from rank {root}", given, self.device, others=True)

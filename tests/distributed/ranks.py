@@ -170,6 +170,8 @@ def refusals(world):
         "flags": lambda: world.all_reduce([pa.ones((2,), dtype="bool")], "sum"),
         "wrong op": lambda: world.all_reduce([a], "product"),
         "wire": lambda: world.mean([a], wire="float8"),
+        "surrogate": lambda: world.broadcast({"\ud800": a} if world.rank < last else {"v": a}),
+        "no int": lambda: world.broadcast([a], root=0.0),
         "root": lambda: world.broadcast([a], root=world.size),
         "captured": lambda: pa.compile(world.mean)([a]),
         "differentiated": lambda: pa.grad(lambda x: world.mean([x])[0].sum())(a),

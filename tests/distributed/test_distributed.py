@@ -137,6 +137,8 @@ def test_refusals(said: dict[str, list]) -> None:
         "flags": "DtypeError: all_reduce: op is 'sum' of bool; it must be 'max', which is any, or 'min', which is all",
         "wrong op": "ValueError: all_reduce: op is 'product'; it must be one of mean, sum, max, min",
         "wire": "ValueError: all_reduce: wire is 'float8'; it must be None or 'bfloat16'",
+        "surrogate": f"ValueError: broadcast: rank 0 has {array[:-1]}\\ud800, rank {last} has float32[2, 3] at v{same}",
+        "no int": "TypeError: broadcast: root is 0.0; it must be an int",
         "root": f"ValueError: broadcast: root is {last + 1}; it must be from 0 to {last}",
         "captured": "CaptureError: all_reduce: it is called in a compiled function; call it between two of them",
         "differentiated": "GradientError: all_reduce: it is called in a function that is differentiated; give it the "
