@@ -115,6 +115,7 @@ def loaded_json(text: str | bytes) -> Any:
 
 
 def in_one_line(reason: object) -> str:
-    """Return a reason in one line of limited length, for an error."""
+    """Return a reason in one line of limited length, for an error; what a terminal would obey is escaped."""
     text = " ".join(str(reason).split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

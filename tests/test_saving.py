@@ -1,5 +1,6 @@
 """save and load: trees of arrays in one safetensors file, round trips, and errors in one line."""
 
+import json
 import math
 from collections import namedtuple
 from pathlib import Path
@@ -128,6 +129,17 @@ def test_what_cannot_be_loaded(on_numpy: Backend, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     with pytest.raises(DtypeError, match=r"x: w is of F8_E4M3; polyarr has bool"):
         pa.load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(("code", "end", "error"), [("F32", 5, ValueError), ("F\n\x1b[31m" * 99, 4, DtypeError)])
+def test_what_a_file_says_cannot_write_to_the_terminal(
+    on_numpy: Backend, tmp_path: Path, code: str, end: int, error: type
+) -> None:
+    header = json.dumps({"w\n\x1b[31m": {"dtype": code, "shape": [1], "data_offsets": [0, end]}}).encode()
+    (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + bytes(end))
+    with pytest.raises(error, match=r"^load: .*x.*: w \\x1b\[31m ") as found:
+        pa.load(tmp_path / "x")
+    assert str(found.value).isprintable() and len(str(found.value)) < 600
 
 
 def test_parameters_of_a_tree_must_fit(on_numpy: Backend) -> None:

@@ -14,6 +14,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, described, shown
 from polyarr.saving.tensor_file import CODES, TensorFile, source_of, write_arrays
+from polyarr.schema import in_one_line
 
 _TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
 
@@ -75,7 +76,7 @@ def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -
     except DtypeError:
         raise
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = in_one_line(error) or type(error).__name__
         raise ValueError(f"load: {source} is damaged or no safetensors file: {reason}") from error
     return plain
 
@@ -154,6 +155,7 @@ def _host(file: TensorFile, name: str) -> np.ndarray:
     code = file.entries[name].code
     if code not in CODES:
         raise DtypeError(
-            f"load: {file.file.path}: {name} is of {code}; polyarr has {', '.join(d.name for d in DTYPES)}"
+            f"load: {file.file.path}: {in_one_line(f'{name} is of {code}')}; "
+            f"polyarr has {', '.join(d.name for d in DTYPES)}"
         )
     return file.array(name)
