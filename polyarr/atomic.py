@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
     temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
+            _keep_mode(path, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +61,13 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _keep_mode(path: Path, temporary: Path) -> None:
+    """Give a file the permissions of the one that it will replace, so that a private file stays private."""
+    if path.exists():
+        with contextlib.suppress(PermissionError):  # a file system without permissions
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
 
 
 def _temporary(path: Path) -> Path:

@@ -60,6 +60,13 @@ def test_a_file_that_two_threads_write_is_that_of_the_last(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_a_replaced_file_keeps_its_permissions(tmp_path):
+    write_whole(tmp_path / "x", b"old")
+    (tmp_path / "x").chmod(0o600)
+    write_whole(tmp_path / "x", b"new")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600 and (tmp_path / "x").read_bytes() == b"new"
+
+
 @pytest.mark.parametrize("name", ["n" * 255, "\u3042" * 85, "\U0001f98a" * 63], ids=["1 byte", "3 bytes", "4 bytes"])
 def test_the_longest_names_are_written(tmp_path, name):
     write_whole(tmp_path / name, b"x")
