@@ -43,8 +43,9 @@ from polyarr.testing.compare import (
     same_zeros,
     values,
 )  # fmt: skip
+from polyarr.testing.layouts import LAYOUTS, REPEATING
 from polyarr.testing.samples import SAMPLES, Entry, alone, large, numbers
-from polyarr.testing.strategies import LAYOUTS, REPEATING, Data, Sample, wrong_numbers
+from polyarr.testing.strategies import Data, Sample, wrong_numbers
 from polyarr.testing.tolerance import FLOOR, largest
 
 TO_REPRODUCE = "to reproduce it"  # begins the note that has the code to repeat a check
@@ -312,7 +313,6 @@ def check_bounds(op: Op, backend: Backend, sample: Sample) -> None:
 @check
 def check_memory(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that the memory of the op and of its gradient is freed when nothing refers to it any more."""
-
     saved: list[Any] = []
     watched_backend = _recording_saved(op, backend, saved)
 

@@ -15,11 +15,12 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from polyarr import ops, tree
+from polyarr import tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, Spec, as_dtype, real_of
 from polyarr.creation import finfo
+from polyarr.testing.layouts import LAYOUTS, REPEATING, first_slice
 from polyarr.testing.shaped import MATRICES, OF_COMPLEX
 from polyarr.testing.sweeps import corners, quiet, sweep, with_nans
 
@@ -229,73 +230,6 @@ def _integers(data: "Data", rng: np.random.Generator, size: int) -> np.ndarray |
     return None
 
 
-# ---- layouts -------------------------------------------------------------------------------------------------
-
-
-def _filler(dtype: np.dtype) -> Any:
-    """Return the value between and around the elements of a view, which makes a kernel's stray reads visible."""
-    return np.nan if dtype in INEXACT else True if dtype.kind == "b" else np.iinfo(dtype).max
-
-
-def _plain(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return upload(host)
-
-
-def _transposed(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return ops.permute_dims(upload(host.transpose()), axes=tuple(reversed(range(host.ndim))))
-
-
-def _stepped(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    window = (slice(1, None, 2),) * host.ndim
-    wide = np.full([2 * n + 1 for n in host.shape], _filler(host.dtype), host.dtype)
-    wide[window] = host
-    return upload(wide)[window]
-
-
-def _reversed(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    backwards = (slice(None, None, -1),) * host.ndim
-    return upload(host[backwards])[backwards]
-
-
-def _offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    longer = np.full((host.shape[0] + 3, *host.shape[1:]) if host.ndim else (3,), _filler(host.dtype), host.dtype)
-    window = slice(2, 2 + host.shape[0]) if host.ndim else 1
-    longer[window] = host
-    return upload(longer)[window]
-
-
-def _broadcast(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return ops.broadcast_to(upload(_first(host, axis)), shape=host.shape)
-
-
-def _transposed_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return _transposed(host, axis, lambda a: _offset(a, axis, upload))
-
-
-def _broadcast_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return ops.broadcast_to(_offset(_first(host, axis), axis, upload), shape=host.shape)
-
-
-def _first(host: np.ndarray, axis: int) -> np.ndarray:
-    return host.take(range(min(1, host.shape[axis])), axis=axis) if host.ndim and host.size else host
-
-
-# Memory layouts, made with polyarr's own views, so that kernels get strides and offsets.
-LAYOUTS: dict[str, Callable[[np.ndarray, int, Callable], Array]] = {
-    "plain": _plain,
-    "transposed": _transposed,
-    "stepped": _stepped,
-    "reversed": _reversed,
-    "offset": _offset,
-    "broadcast": _broadcast,
-    "transposed, offset": _transposed_offset,
-    "broadcast, offset": _broadcast_offset,
-}
-
-
-REPEATING = ("broadcast", "broadcast, offset")  # layouts in which several elements share memory
-
-
 # ---- inputs --------------------------------------------------------------------------------------------------
 
 
@@ -345,7 +279,7 @@ class Data:
     def numpy(self) -> np.ndarray:
         """Return the values as a host array of the dtype."""
         host = _values_of(self if self.layout == "plain" else replace(self, layout="plain"))
-        return np.broadcast_to(_first(host, self._axis), self.shape) if self.layout in REPEATING else host.copy()
+        return np.broadcast_to(first_slice(host, self._axis), self.shape) if self.layout in REPEATING else host.copy()
 
     @property
     def repeats_along_rows(self) -> bool:
