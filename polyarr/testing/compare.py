@@ -51,6 +51,8 @@ def _value(where: str, array: Array, what: str) -> np.ndarray:
     if (host.shape, host.dtype) != (array.shape, array.dtype):
         given = f"{host.dtype.name}{list(host.shape)}"
         raise CheckFailure(f"{where}: {what} came as {given}; it must be {array.spec}")
+    if host.dtype == np.bool_ and host.size and (most := int(host.view(np.uint8).max())) > 1:
+        raise CheckFailure(f"{where}: {what} holds true as the byte {most}; it must be 1")
     return host
 
 
