@@ -17,7 +17,7 @@ from polyarr.core.current import use_backend
 from polyarr.core.op import Op
 from polyarr.testing.checks import check, compare_with_reference, gradients_of, label_of, uses_unordered_op
 from polyarr.testing.compare import CheckFailure, Lacking, bits
-from polyarr.testing.samples import SAMPLES
+from polyarr.testing.samples import SAMPLES, large
 from polyarr.testing.strategies import Sample
 
 LATER = 20  # calls after which a result must be unchanged
@@ -31,20 +31,27 @@ CHOICES = {  # alternative values of parameters
 
 @check
 def check_lasting(op: Op, backend: Backend, sample: Sample) -> None:
-    """Check that a result and its gradients are unchanged after 20 more calls of the same shape."""
+    """Check that inputs, result and gradients are unchanged after 20 more calls; a large value after one."""
 
-    def call(of: Sample) -> tuple:
-        args = of.arrays(backend)
-        return op(*args, **of.params), gradients_of(op, args, of)
+    def call(of: Sample, args: tuple, with_gradients: bool) -> tuple:
+        return op(*args, **of.params), gradients_of(op, args, of) if with_gradients else {}
 
-    first = call(sample)
-    before = bits(first)
-    for i in range(LATER):
-        call(sample.with_other_numbers(i + 1))
-    for path, found in bits(first).items():
-        if found != before[path]:
-            what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-            raise CheckFailure(f"{label_of(op, backend)}: {what} is another one after {LATER} more calls")
+    large_calls = [(large(op, sample)[0], 1)] if op in backend.kernels else []  # others run as those that have kernels
+    for first, later in ((sample, LATER), *large_calls):
+        args = first.arrays(backend)
+        given = bits(args)
+        found = call(first, args, later == LATER)
+        before = bits(found)
+        calls = "calls" if later > 1 else "call"
+        for i in range(later):
+            other = first.with_other_numbers(i + 1)
+            call(other, other.arrays(backend), later == LATER)
+        for path, now in bits(found).items():
+            if now != before[path]:
+                what = "the result" if path[0] == 0 else f"d/d{path[1]}"
+                raise CheckFailure(f"{label_of(op, backend)}: {what} is another one after {later} more {calls}")
+        if bits(args) != given:
+            raise CheckFailure(f"{label_of(op, backend)}: an input is another one after the call")
 
 
 @check
@@ -57,8 +64,9 @@ def check_caches(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
     """Yield calls with the sample's shapes that each differ from it in one respect."""
-    found = [sample, *other_params(sample), *_other_numbers(op, sample)]
-    found += _other_dtypes(op, sample)
+    changed = [*other_params(sample)]
+    found = [sample, *changed, *_other_numbers(op, sample), *_other_dtypes(op, sample)]
+    found += [other.with_layout("transposed") for other in changed]
     found += [sample.with_layout(layout) for layout in ("transposed", "offset")]
     for other in found:
         if other.dtypes() <= backend.dtypes and is_valid(op, other):
