@@ -229,7 +229,7 @@ DEFINED: dict[Op, tuple[tuple[Callable, ...], Callable[..., Equations]]] = {
 
 
 def _right_side(x: np.ndarray) -> np.ndarray:
-    return np.random.default_rng(7).standard_normal((len(x), 2)).astype(np.float32).astype(np.float64)
+    return np.random.default_rng(7).standard_normal((x.shape[-1], 2)).astype(np.float32).astype(np.float64)
 
 
 @check
@@ -237,15 +237,23 @@ def check_defined(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that results satisfy their equations for matrices that are singular, permuted or have equal eigenvalues."""
     makers, equations = DEFINED[op]
     for dtype in (d for d in (float32, float64, complex64) if d in backend.dtypes):
-        for host in (x for make in makers for x in make()):
-            if dtype in COMPLEX and max(host.shape) > MAX_COMPLEX:
-                continue
-            x = polyarr.asarray((_with_phases(host) if dtype in COMPLEX else host).astype(dtype), device=backend)
+        hosts = [x for make in makers for x in make()]
+        if dtype in COMPLEX:
+            hosts = [_with_phases(x) for x in hosts if max(x.shape) <= MAX_COMPLEX]
+        by_shape: dict[tuple, list[np.ndarray]] = {}
+        for host in hosts:
+            by_shape.setdefault(host.shape, []).append(host)
+        stacks = [np.stack(alike) for alike in by_shape.values() if len(alike) > 1]  # regular ones among singular ones
+        for host in (*hosts, *stacks):
+            x = polyarr.asarray(host.astype(dtype), device=backend)
             wide = x.numpy().astype(WIDE[dtype])
             more = {ops.solve: (polyarr.asarray(_right_side(wide).astype(dtype), device=backend),), ops.pinv: (1e-4,)}
             found = values(label_of(op, backend), op(x, *more.get(op, ())))
-            for what, got, due in equations(wide, *(a.astype(WIDE[a.dtype]) for a in found)):
-                _agree(f"{label_of(op, backend)}: of {dtype.name}{host.tolist()}"[:200], what, got, due, dtype)
+            results = [wide, *(a.astype(WIDE[a.dtype]) for a in found)]
+            for each in zip(*results, strict=True) if host.ndim == 3 else [results]:
+                given = f"{'a stack with ' * (host.ndim == 3)}{dtype.name}{each[0].tolist()}"
+                for what, got, due in equations(*each):
+                    _agree(f"{label_of(op, backend)}: of {given}"[:200], what, got, due, dtype)
 
 
 def _with_phases(x: np.ndarray) -> np.ndarray:
