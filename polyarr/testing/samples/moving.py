@@ -91,6 +91,7 @@ SAMPLES[ops.fill] = Entry(
     ),
     None,
     lambda value, like=None, *, shape, dtype: np.full(shape, value, "float64" if "float" in dtype else dtype),
+    signed_zeros=True,
     special="",
 )
 SAMPLES[ops.iota] = Entry(

@@ -22,6 +22,7 @@ NUMBERS = {  # by dtype: numbers that a backend must not convert through another
     "int64": (2**40 + 1, -(2**53) - 1), "uint64": (2**63 + 1,), "uint32": (2**24 + 1,), "int32": (2**24 + 1,),
     "float64": (0.1, 2.0**53 - 1), "float32": (16777215.0,),
 }  # fmt: skip
+ZEROS = 0.0, -0.0  # equal, and therefore one key of a cache
 # Ops whose results for huge integers are unspecified, or that accept none.
 UNFIT = {ops.pow, ops.bitwise_left_shift, ops.bitwise_right_shift, ops.astype}
 EXTRA: dict[Op, list[Sample]] = {}
@@ -45,6 +46,9 @@ def _edges(entry: Entry, usual: str, template: Sample) -> Iterator[Sample]:
         yield template.with_dtype(dtype, usual).with_values("edges")
 
 
+_PLACES = {ops.where: ((1, 2), (2, 1)), ops.clip: ((0, 1), (0, 2))}  # of an array and of a number beside it
+
+
 def _is_broadcast(op: Op) -> bool:
     return op.inputs == ("x", "y") and bool(op.promoted) and op not in _PRODUCTS
 
@@ -53,21 +57,22 @@ _PRODUCTS = {ops.matrix_product, ops.matmul, ops.vecdot, ops.outer, ops.tensordo
 
 
 def _with_numbers(op: Op, entry: Entry, usual: str, template: Sample) -> Iterator[Sample]:
-    if _is_broadcast(op):
+    for place, beside in _PLACES.get(op, ((0, 1), (1, 0)) if _is_broadcast(op) else ()):
         for dtype in (d for d in entry.dtypes if d in NUMBERS):
-            x = replace(
-                template.inputs[0], dtype=dtype, values="edges" if "int" in dtype else template.inputs[0].values
-            )
-            for number in NUMBERS[dtype]:
-                yield replace(template, inputs=(x, number))
-                yield replace(template, inputs=(number, x))
+            x = next(a for a in template.inputs if isinstance(a, Data) and a.dtype == usual)
+            x = replace(x, dtype=dtype, values="edges" if "int" in dtype else x.values)
+            zeros = ZEROS if entry.signed_zeros and dtype == usual else ()
+            for number in (*NUMBERS[dtype], *zeros):
+                inputs = [None if op is ops.clip else a for a in template.inputs]
+                inputs[place], inputs[beside] = x, number
+                yield replace(template, inputs=tuple(inputs))
 
 
 # ---- ops that make or convert numbers ------------------------------------------------------------------------------
 
 EXTRA[ops.fill] = [
     Sample((value,), {"shape": (33,), "dtype": dtype})
-    for dtype, values in {**NUMBERS, "float64": (0.1,), "uint64": (2**64 - 1, 2**53 + 1)}.items()
+    for dtype, values in {**NUMBERS, "float64": (0.1, *ZEROS), "uint64": (2**64 - 1, 2**53 + 1)}.items()
     for value in values
 ]
 EXTRA[ops.iota] = [
