@@ -164,7 +164,7 @@ def quantized_grouped(calls: Sizes) -> Grown:
         x, _, scale, _ = template.inputs
         for i, (rows, groups, n, depth) in enumerate(calls):
             k = depth + (-depth % 32 if i % 3 else 0)
-            int8 = Data((groups, n, k), "int8", seed=i)
+            int8 = Data((groups, n, k), "int8", "wide", seed=i)
             codes = Data((groups, n, k // 2), "uint8", "below", seed=i, limit=256) if i % 3 == 2 else int8
             factors = Data((groups, n, k // 32) if i % 3 else (groups, n), scale.dtype, seed=i)
             picks = Data((rows,), "int64", "below", seed=5, limit=groups)
@@ -180,7 +180,7 @@ def quantized_linear(sizes: Sizes) -> Grown:
         x, _, scale, bias = template.inputs
         for i, (m, n, depth) in enumerate(sizes):
             k = depth + (-depth % 32 if i % 3 else 0)
-            int8 = Data((n, k), "int8", seed=i)
+            int8 = Data((n, k), "int8", "wide", seed=i)
             codes = Data((n, k // 2), "uint8", "below", seed=i, limit=256) if i % 3 == 2 else int8
             inputs = Data((m, k), x.dtype, seed=i), codes, Data((n, k // 32) if i % 3 else (n,), scale.dtype, seed=i)
             yield Sample((*inputs, bias and Data((n,), bias.dtype, seed=7)), template.params)

@@ -13,6 +13,9 @@ from polyarr.testing.strategies import Sample
 ROWS = (131, 1031)  # 135,061 elements in rows past 1,024; both are primes
 LINE = (70001,)
 AXES = (3, 2, 5, 1, 4, 3)
+NINE = (2, 1, 3, 1, 2, 2, 1, 3, 2)  # axes, no neighbors of which can be merged if every second one is broadcast
+CUT = (2, 1, 2, 1, 1, 2, 1, 3, 2)  # a window of NINE
+BY_TURNS = (2, 1, 1, 1, 2, 1, 1, 3, 1), (1, 1, 3, 1, 1, 2, 1, 1, 2)
 TENSORS = 65
 
 
@@ -23,11 +26,12 @@ def large(op: Op, template: Sample) -> list[Sample]:
 
 # ---- elementwise, reductions, order --------------------------------------------------------------------------------
 
-LARGE: dict[Op, Grown] = grown.elementwise(ROWS, AXES, (ROWS, ROWS[1:]), ((*AXES[:3], 1, 1, 1), (1, 1, *AXES[2:])))
+_BROADCAST = (ROWS, ROWS[1:]), ((*AXES[:3], 1, 1, 1), (1, 1, *AXES[2:])), BY_TURNS
+LARGE: dict[Op, Grown] = grown.elementwise(ROWS, AXES, *_BROADCAST)
 _REDUCED = [(ROWS, None), (ROWS, 0), (ROWS, 1)]
 _op: Op
 for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std):
-    LARGE[_op] = along(*_REDUCED, (AXES, (0, 2, 5), "transposed"))
+    LARGE[_op] = along(*_REDUCED, (AXES, (0, 2, 5), "transposed"), (NINE, (0, 4, 7)))
 LARGE[ops.prod] = along(*_REDUCED[1:], (AXES, (0, 2, 5), "transposed"))  # that of all elements would be 0 or infinite
 for _op in (ops.argmax, ops.argmin):
     LARGE[_op] = along(*_REDUCED, (AXES, 2, "transposed"))
@@ -47,13 +51,20 @@ LARGE |= {
     ops.iota: only(((), {"size": LINE[0]})),
     ops.random_bits: only(((), {"shape": (300_001,)}), ((), {"shape": ROWS})),
     ops.reshape: only(((ROWS,), {"shape": (1031, 131)}), (_SIX, {"shape": (4, 9, 10)})),
-    ops.permute_dims: only(((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)})),
-    ops.broadcast_to: only(((ROWS[1:],), {"shape": ROWS}), (((1, 2, 1, 1, 4, 3),), {"shape": AXES})),
+    ops.permute_dims: only(
+        ((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)}),
+        ((NINE,), {"axes": (8, 3, 0, 1, 6, 5, 7, 2, 4)}),
+    ),
+    ops.broadcast_to: only(
+        ((ROWS[1:],), {"shape": ROWS}), (((1, 2, 1, 1, 4, 3),), {"shape": AXES}), ((BY_TURNS[0],), {"shape": NINE})
+    ),
     ops.slice: only(
         ((ROWS,), {"starts": (130, 1), "steps": (-1, 2), "shape": (131, 515)}),
         (_SIX, {"starts": (2, 0, 1, 0, 3, 0), "steps": (-1, 1, 2, 1, -2, 1), "shape": (3, 2, 2, 1, 2, 3)}),
+        ((NINE,), {"starts": (1, 0, 2, 0, 0, 0, 0, 0, 1), "steps": (-1, 1, -2, 1) * 2 + (-1,), "shape": CUT}),
     ),
     ops.slice_update: only(
+        ((ROWS, (7, 1031)), {"starts": (30, 0), "steps": (1, 1)}),
         ((ROWS, (131, 515)), {"starts": (130, 1), "steps": (-1, 2)}),
         ((AXES, (3, 2, 2, 1, 2, 3)), {"starts": (2, 0, 1, 0, 3, 0), "steps": (-1, 1, 2, 1, -2, 1)}),
     ),
@@ -72,7 +83,7 @@ LARGE |= {
     ops.roll: only(
         ((ROWS,), {"axis": 1, "shift": 1030}),
         ((LINE,), {"axis": None, "shift": -66000}),
-        (_SIX, {"axis": 2, "shift": 3}),
+        (_SIX, {"axis": (2, 0, 4), "shift": (3, -4, 1)}),
     ),
     ops.tile: only(((ROWS[1:],), {"repetitions": (131, 1)}), (_SIX, {"repetitions": (2, 1, 1, 1, 1, 1)})),
     ops.repeat: only(((ROWS[1:],), {"repeats": 67, "axis": 0}), (_SIX, {"repeats": 2, "axis": 4})),
@@ -107,15 +118,17 @@ LARGE |= {
 REMAINDERS = 16  # each of m, n and k has every remainder modulo this tile size
 SIZES = [(128 + i, 128 + (5 * i + 3) % 16, 128 + (11 * i + 7) % 16) for i in range(REMAINDERS)]
 BATCHES = (
-    ((17, 5, 7), (17, 7, 9)), ((17, 33, 9), (9, 5)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 1, 3, 5, 7), (4, 1, 7, 3)),
+    ((17, 5, 7), (17, 7, 9)), ((17, 33, 9), (9, 5)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 3, 5, 7), (2, 1, 7, 4)),
+    ((2, 1, 3, 5, 7), (4, 1, 7, 3)),
 )  # fmt: skip
 DEEP = (((2, *LINE), (*LINE, 3)), ((1031, 3), (3, 131)), ((1, 1031), (1031, 131)))
 _INT8 = ((2, 131, 1031), (1, 3, 5003), (1, 131, 1028), (3, 17001, 8))
+_GROUPED = (257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028), (5, 40, 3, 4)  # the last has groups without rows
 _LINEAR = [*(((m,), n, k) for m, n, k in SIZES[::3]), ((17, 2, 3), 70, 33), ((1031,), 131, 5), ((2,), 131, 1031)]
 _PRODUCTS = grown.matrices([*(((m, k), (k, n)) for m, n, k in SIZES), *BATCHES, *DEEP])
 LARGE |= {
-    ops.grouped_linear: grown.grouped([(257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028)]),
-    ops.quantized_grouped_linear: grown.quantized_grouped([(257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028)]),
+    ops.grouped_linear: grown.grouped(_GROUPED),
+    ops.quantized_grouped_linear: grown.quantized_grouped(_GROUPED),
     ops.quantized_linear: grown.quantized_linear([*SIZES[::3], *_INT8]),
     ops.matrix_product: _PRODUCTS,
     ops.matmul: _PRODUCTS,
@@ -160,6 +173,7 @@ LARGE |= {
     ops.interpolate: only(
         (((2, 41, 43, 33),), {"shape": (50, 86), "mode": "linear"}),
         (((3, 33, 35, 5),), {"shape": (66, 105), "mode": "nearest"}),
+        (((2, 14, 20, 3),), {"shape": (194, 12), "mode": "nearest"}),  # whole quotients, inexact by way of a factor
     ),
 }
 
