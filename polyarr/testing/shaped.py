@@ -50,9 +50,16 @@ def _odd_rows(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.nda
     return rows
 
 
+def _cuts(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Return complex numbers on the axes, on both sides of each: branch cuts lie there."""
+    far, near = np.meshgrid([0.5, -0.5, 2.0, -2.0], [0.0, -0.0])
+    parts = np.stack([[far, near], [near, far]], axis=-1)
+    return np.resize(parts, (*shape, 2)).view(np.complex128)[..., 0]
+
+
 # Rules that need the array's shape and dtype, by name.
 MATRICES = {
-    "regular": _regular, "definite": _definite, "even rows": _even_rows, "odd rows": _odd_rows,
+    "regular": _regular, "definite": _definite, "cuts": _cuts, "even rows": _even_rows, "odd rows": _odd_rows,
     "masked rows": lambda rng, shape, dtype: np.minimum(_odd_rows(rng, shape, dtype), 1e30),
 }  # fmt: skip
-OF_COMPLEX = ("regular", "definite")  # those of them that return complex numbers for a complex dtype
+OF_COMPLEX = ("regular", "definite", "cuts")  # those of them that return complex numbers for a complex dtype

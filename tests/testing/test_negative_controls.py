@@ -19,6 +19,7 @@ from polyarr.testing.checks import TO_REPRODUCE
 from polyarr.testing.compare import CheckFailure
 from tests.testing.negative_controls import (  # they fill the table
     aliases,  # noqa: F401
+    combinations,  # noqa: F401
     convolutions,  # noqa: F401
     cotangents,  # noqa: F401
     endurance,  # noqa: F401

@@ -69,6 +69,7 @@ _ODD, _EVEN, _MASKED = (Data((12, 37), values=f"{rule} rows") for rule in ("odd"
 _WEIGHTS = Data((37,), seed=1), Data((37,), seed=2)
 _add(VALUES, (ops.softmax, ops.argsort, ops.sort, ops.cumulative_sum), Sample((_ODD,), {"axis": 1}))
 _add(VALUES, [ops.log_softmax], Sample((_MASKED,), {"axis": 1}))
+_add(GRADIENTS, (ops.softmax, ops.log_softmax), Sample((Data((5, 5)),), {"axis": 0}))  # axes that lengths do not tell
 _add(
     VALUES, (ops.max, ops.min, ops.argmax, ops.argmin, ops.any, ops.all, ops.logsumexp, ops.sum, ops.mean),
     *(Sample((_ODD,), {"axis": axis}) for axis in (0, 1)),
@@ -89,6 +90,17 @@ for _odd, _activation in itertools.product(("lone nan", "lone inf"), (None, "rel
     _add(VALUES, [ops.linear], Sample(_layer, {"activation": _activation}))
 _dots = Sample((Data((5, 37), values="zeros"), Data((5, 37), values="lone inf")))
 _add(VALUES, (ops.vecdot, ops.multiply), _dots)
+
+# ---- complex numbers: branch cuts, and magnitudes whose squares overflow ---------------------------------------------
+
+_ANALYTIC = (
+    ops.sqrt, ops.log, ops.log1p, ops.log2, ops.log10, ops.asin, ops.acos, ops.atan, ops.asinh, ops.acosh, ops.atanh,
+    ops.exp, ops.expm1, ops.sin, ops.cos, ops.tan, ops.sinh, ops.cosh, ops.tanh,
+)  # fmt: skip
+_add(VALUES, (*_ANALYTIC, ops.abs, ops.sign, ops.square, ops.reciprocal), Sample((Data((16,), "complex64", "cuts"),)))
+_far, _farther = (Data((65,), "complex64", "spread", seed=seed, limit=-(10**38)) for seed in (0, 1))
+_add(VALUES, [ops.abs, ops.sign, ops.sqrt, ops.log, ops.reciprocal], Sample((_far,)))
+_add(VALUES, [ops.divide], Sample((_far, _farther)))
 
 # ---- empty axes ----------------------------------------------------------------------------------------------------
 
