@@ -194,7 +194,7 @@ def test_resuming_a_run_without_its_last_checkpoint(copied):
     assert code == 0 and "step     3/3" in out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_says_how_to_go_on(trained, tmp_path, number):
     folder, _ = trained
     process = start("train", "--backend", "numpy", "--data", folder / "a.txt", "--out", "run", cwd=tmp_path)

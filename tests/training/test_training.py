@@ -287,6 +287,16 @@ def test_a_burst_of_signals_saves_once(tmp_path, monkeypatch, number):
     assert same(load_checkpoint(tmp_path, "last").model, run.model)
 
 
+@pytest.fixture
+def hangup():
+    """SIGHUP with its usual effect, which is none where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL) if hasattr(signal, "SIGHUP") else None
+    yield
+    if before is not None:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", STOPPING)
 def test_interruption_saves_what_was_learned(tmp_path, monkeypatch, number):
     step, calls = loop._one_step, []
