@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -256,6 +257,13 @@ def test_one_process_is_the_identity_and_loads_no_mpi() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "POLYARR_"))}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=PACKAGE, check=True)
     assert run.stdout == "1 rank; numpy: rank 0 World(rank=0, size=1, local_rank=0, device='numpy') []\n"
+
+
+def test_threads_of_one_process_may_be_in_collectives_at_once() -> None:
+    world = World(0, 1, 0, "numpy", Link(), None)
+    with world.link.turn("of this thread"), ThreadPoolExecutor(1) as pool:
+        pool.submit(world.barrier).result()
+        pool.submit(world.agree, "it", 1).result()
 
 
 def test_bad_calls_are_refused_by_one_process_too() -> None:

@@ -15,6 +15,7 @@ from tests.helpers.opencl_modules import opencl_modules
 pytest.importorskip("pyopencl")
 graphs, sharing = opencl_modules("graphs", "sharing")
 driver = import_module("polyarr.backends.opencl.nvidia.driver")
+source = import_module("polyarr.backends.opencl.runtime.source")
 
 
 @pytest.fixture
@@ -144,6 +145,28 @@ def test_kernels_begin_early_but_those_that_read_what_is_being_written(fake, mon
     kernel.uses_early = uses_early  # argument 0 is the memory that each launch changes, 3 a number
     graphs.Graph(fake.device.driver.cuda, listed)
     assert fake.edges == [bytes(edge)] * (len(listed) - 1)
+
+
+@pytest.mark.parametrize(("stem", "name", "place", "others"), [
+    ("matmul_wgmma", "own_maps", import_module("polyarr.backends.opencl.nvidia.wgmma").OWN_MAPS, set()),
+    ("attention_wgmma", "maps", import_module("polyarr.backends.opencl.nvidia.attention_wgmma").MAPS,
+     {"attention_delta"}),
+])  # fmt: skip
+def test_the_argument_that_is_named_early_is_the_one_that_kernels_write(stem, name, place, others):
+    text = source.source_of(stem)
+    macros = {macro: (own, expansion) for macro, own, expansion in source.MACRO.findall(text)}
+    kernels = {kernel: source._expanded(given, macros).split(",") for kernel, given in source.KERNEL.findall(text)}
+    for kernel in kernels.keys() - others:
+        assert kernels[kernel][place].split()[-1] == f"*{name}"
+    assert len(kernels) > len(others)
+
+
+@pytest.mark.parametrize("module", ["wgmma", "attention_wgmma"])
+def test_launches_in_a_row_write_their_tensor_maps_to_two_places(fake, module):
+    module = import_module(f"polyarr.backends.opencl.nvidia.{module}")
+    maps = module._scratch(fake.device)[0] if hasattr(module, "_scratch") else module._maps(fake.device)
+    first, second, third = (next(maps).int_ptr for _ in range(3))
+    assert first == third != second
 
 
 def a_change_that_is_not_noted(patch):
