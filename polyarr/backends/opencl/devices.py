@@ -14,7 +14,7 @@ import pyopencl as cl
 
 from polyarr.backends.opencl.elementwise import random
 from polyarr.backends.opencl.gemm import matmul
-from polyarr.backends.opencl.runtime import caches, variants
+from polyarr.backends.opencl.runtime import caches, probes, variants
 from polyarr.backends.opencl.runtime.device import FORKED, Device, Refusal, features_of
 from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, RUSTICL, quirks_of
 from polyarr.backends.opencl.tuning import speed, tuned
@@ -228,8 +228,8 @@ def _state(candidate: Found) -> list[tuple[str, str]]:
 @lru_cache
 def _ended(number: int) -> str:
     """Try a device in a probe process; return how its driver ended that process, or "". Then it is not used here."""
-    with suppress(variants.NotTriedError):
-        if ended := variants.ProbeProcess(f"opencl:{number}").wrong(examine):
+    with suppress(probes.NotTriedError):
+        if ended := probes.ProbeProcess(f"opencl:{number}").wrong(examine):
             _problems[number] = ended
     return _problems.get(number, "")
 

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from polyarr.backends.opencl.devices import select
-from polyarr.backends.opencl.runtime.variants import ANNOUNCED
+from polyarr.backends.opencl.runtime.probes import ANNOUNCED
 from polyarr.core.announce import announce, observers
 
 IDLE = 20  # seconds without a request after which the process ends, as it occupies memory of the device

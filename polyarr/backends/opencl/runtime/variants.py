@@ -9,28 +9,19 @@ that fails is not used, and `polyarr doctor` reports it.
 import hashlib
 import json
 import os
-import pickle
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.runtime.caches import Store, store_of
 from polyarr.backends.opencl.runtime.device import Device, Features
+from polyarr.backends.opencl.runtime.probes import NotTriedError, ProbeProcess
 from polyarr.backends.opencl.runtime.source import source_of
-from polyarr.core.errors import BackendError
 from polyarr.settings import level
 
-TRIAL_SECONDS, KILLED = 120, -9
 TRACED = level("POLYARR_TRACE") > 0
-ANNOUNCED = "polyarr:next:"  # prefix, on stderr, of the probe process's next action
 ENTRY = "variants"  # name of the entry in the driver's store
 
 
@@ -86,10 +77,6 @@ def kept_on(device: Device, entry: str) -> Store:
     return store_of("\n".join(identity))
 
 
-class NotTriedError(BackendError):
-    """A check could not run for lack of a process, memory or a device; a later process may succeed."""
-
-
 class Verdicts:
     """The verdicts about a device's variants and their programs, by name: empty if sound, else what is wrong."""
 
@@ -125,91 +112,6 @@ class Verdicts:
     def set_aside(self) -> dict[str, str]:
         """Return everything that is known to be wrong."""
         return {name: reason for name, reason in {**self._read(), **self._found}.items() if reason}
-
-
-class ProbeProcess:
-    """A probe process, which runs what may fault or hang on a device. It starts when it is first needed."""
-
-    def __init__(self, device: str) -> None:
-        self._device, self._lock = device, threading.Lock()
-        self._process: Any = None
-        self._complaints: Any = None
-
-    def wrong(self, function: Callable[..., None], *arguments: Any) -> str:
-        """Return what is wrong with function(device, *arguments), which raises it; empty if nothing is.
-
-        Raises:
-            NotTriedError: The function could not run.
-        """
-        request = pickle.dumps((function, arguments))
-        with self._lock:
-            try:
-                found = self._asked(request)
-                found = self._asked(request) if found is None else found
-                return "the process that tried it ended before it was done" if found is None else found
-            except OSError as error:
-                raise NotTriedError(f"no process to try it in: {error}") from error
-
-    def _asked(self, request: bytes) -> str | None:
-        """Return the answer, or how the process died; None if it had ended before, as idle processes do."""
-        if self._process is None:
-            self._start()
-        process, timer = self._process, threading.Timer(TRIAL_SECONDS, self._process.kill)
-        timer.start()
-        try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            is_tried, wrong = pickle.load(process.stdout)
-        except (BrokenPipeError, EOFError, pickle.UnpicklingError):
-            self._process = None
-            return self._end_of(process)
-        except BaseException:  # interrupted: the answer would be taken for that to another request
-            self._process = None
-            _end(process, self._complaints)
-            raise
-        finally:
-            timer.cancel()
-        if not is_tried:
-            raise NotTriedError(wrong)
-        return wrong
-
-    def _end_of(self, process: Any) -> str | None:
-        code = process.wait()
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
-        _end(process, self._complaints)
-        steps = [line.removeprefix(ANNOUNCED) for line in lines if line.startswith(ANNOUNCED)]
-        said = [line for line in lines if not line.startswith(ANNOUNCED)]
-        where = f", last seen in {steps[-1]}" if any(steps[-1:]) else ""
-        if code == 0:
-            return None
-        if code == KILLED:
-            return f"did not end within {TRIAL_SECONDS} s{where}"
-        if code < 0:
-            return f"the process that tried it was ended by signal {-code} ({signal.Signals(-code).name}){where}"
-        return f"the process that tried it ended with {code}{where}{': ' + said[-1] if said else ''}"
-
-    def _start(self) -> None:
-        home = str(Path(__file__).parents[4])  # where this process imports polyarr from
-        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        with ExitStack() as undone:
-            self._complaints = undone.enter_context(tempfile.TemporaryFile())
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "polyarr.backends.opencl.trial", self._device],
-                env={**os.environ, "PYTHONPATH": path, "PYOPENCL_NO_CACHE": "1"}, stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self._complaints, start_new_session=True,  # Ctrl-C must not reach it
-            )  # fmt: skip
-            undone.pop_all()
-        weakref.finalize(self, _end, self._process, self._complaints)
-
-
-def _end(process: subprocess.Popen, complaints: IO[bytes]) -> None:
-    """End the process."""
-    process.kill()
-    process.wait()
-    for stream in filter(None, (process.stdin, process.stdout, complaints)):
-        with suppress(OSError):
-            stream.close()
 
 
 def is_sound(device: Device, variant: Variant) -> bool:

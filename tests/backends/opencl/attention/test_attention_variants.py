@@ -12,8 +12,8 @@ from polyarr import ops
 from polyarr.core.spec import Spec
 from tests.helpers.opencl_modules import opencl_modules
 
-attention, split, tiled, wgmma, devices, variants = opencl_modules(
-    "attention", "attention_split", "attention_tiled", "attention_wgmma", "devices", "variants"
+attention, split, tiled, wgmma, devices, probes = opencl_modules(
+    "attention", "attention_split", "attention_tiled", "attention_wgmma", "devices", "probes"
 )
 on_opencl = pytest.mark.polyarr_backend("opencl")
 
@@ -92,7 +92,7 @@ def test_they_fail_their_trial_elsewhere() -> None:
     device = devices.select()
     if wgmma.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
-    assert "rror" in variants.ProbeProcess(device.name).wrong(wgmma.VARIANT.trial)
+    assert "rror" in probes.ProbeProcess(device.name).wrong(wgmma.VARIANT.trial)
 
 
 @on_opencl

@@ -16,10 +16,10 @@ from polyarr.core.spec import bfloat16
 from tests.helpers.opencl_modules import opencl_modules
 
 (
-    variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, split, table,
+    variants, wgmma, mma, matmul, devices, caches, product, product_check, copy, layout, tuning, split, table, probes,
 ) = opencl_modules(
     "variants", "wgmma", "mma", "matmul", "devices", "caches", "product", "product_check", "copy", "layout", "tuning",
-    "split", "table",
+    "split", "table", "probes",
 )  # fmt: skip
 Plans = import_module("polyarr.backends.opencl.runtime.plans").Plans
 tensor_map = import_module("polyarr.backends.opencl.nvidia.tensor_map").tensor_map
@@ -91,12 +91,12 @@ def test_nvidias_kernels_fail_their_trial_elsewhere_and_the_process_goes_on(devi
     if kernels.VARIANT.may_suit(device.features):
         pytest.skip("they are for this device")
     assert not variants.is_sound(device, kernels.VARIANT)
-    assert "rror" in variants.ProbeProcess(device.name).wrong(kernels.VARIANT.trial)
+    assert "rror" in probes.ProbeProcess(device.name).wrong(kernels.VARIANT.trial)
 
 
 @on_opencl
 def test_one_process_tries_one_thing_after_the_other_and_another_follows_when_it_ended(device) -> None:
-    apart = variants.ProbeProcess(device.name)
+    apart = probes.ProbeProcess(device.name)
     assert apart.wrong(int).startswith("TypeError: ")
     idle = apart._process
     assert apart.wrong(str) == "" and apart._process is idle
@@ -112,7 +112,7 @@ def test_the_probe_process_runs_this_package_wherever_it_starts(device, monkeypa
     (tmp_path / "polyarr").mkdir()
     (tmp_path / "polyarr" / "__init__.py").write_text("raise SystemExit('another polyarr')")
     monkeypatch.chdir(tmp_path)
-    assert variants.ProbeProcess(device.name).wrong(str) == ""
+    assert probes.ProbeProcess(device.name).wrong(str) == ""
 
 
 def faults(device) -> None:
@@ -123,9 +123,9 @@ def faults(device) -> None:
 
 @on_opencl
 def test_the_kernel_in_which_a_driver_ends_the_process_is_named(device) -> None:
-    wrong = variants.ProbeProcess(device.name).wrong(faults)
+    wrong = probes.ProbeProcess(device.name).wrong(faults)
     assert wrong == "the process that tried it was ended by signal 6 (SIGABRT), last seen in kernel copy_rows"
-    assert variants.ProbeProcess(device.name).wrong(str, Ends(3)) == "the process that tried it ended with 3"
+    assert probes.ProbeProcess(device.name).wrong(str, Ends(3)) == "the process that tried it ended with 3"
 
 
 @on_opencl
@@ -145,10 +145,10 @@ def test_doctor_survives_a_driver_that_ends_the_process(device, monkeypatch) -> 
 @on_opencl
 def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatch) -> None:
     """The variant is not used meanwhile."""
-    apart = variants.ProbeProcess(device.name)
-    with pytest.raises(variants.NotTriedError, match="MemoryError"):
+    apart = probes.ProbeProcess(device.name)
+    with pytest.raises(probes.NotTriedError, match="MemoryError"):
         apart.wrong(operator.methodcaller("empty_words", 1 << 60))
-    monkeypatch.setattr(variants.subprocess, "Popen", Refuses)
+    monkeypatch.setattr(probes.subprocess, "Popen", Refuses)
     tested = variant()
     for _ in range(2):
         assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device))
@@ -157,13 +157,13 @@ def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatc
 
 @on_opencl
 def test_a_process_that_hangs_is_ended(device, monkeypatch) -> None:
-    monkeypatch.setattr(variants, "TRIAL_SECONDS", 0.1)
-    assert variants.ProbeProcess(device.name).wrong(str) == "did not end within 0.1 s"
+    monkeypatch.setattr(probes, "TRIAL_SECONDS", 0.1)
+    assert probes.ProbeProcess(device.name).wrong(str) == "did not end within 0.1 s"
 
 
 @on_opencl
 def test_a_variant_whose_trial_failed_is_set_aside(device, monkeypatch) -> None:
-    monkeypatch.setattr(variants.ProbeProcess, "wrong", lambda *_: "ended with -11")
+    monkeypatch.setattr(probes.ProbeProcess, "wrong", lambda *_: "ended with -11")
     tested = variant()
     assert variants.is_sound(device, tested)  # not tested yet
     assert ("warning", "the variant tested is set aside: ended with -11") in [
@@ -188,7 +188,7 @@ def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None
         asked.append((function, arguments))
         return "the result is wrong" if arguments == (1,) else ""
 
-    monkeypatch.setattr(variants.ProbeProcess, "wrong", wrong)
+    monkeypatch.setattr(probes.ProbeProcess, "wrong", wrong)
     tested = variant()
     for _ in range(2):
         assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device, 1))
