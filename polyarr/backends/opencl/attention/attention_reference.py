@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polyarr.backends.kernels import philox
+
 
 class Attention(NamedTuple):
     """The result, the log-sum-exp of each row, and the gradients of q, k and v."""
@@ -16,9 +18,13 @@ class Attention(NamedTuple):
 
 
 def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray | None, causal: bool, scale: float
-) -> Attention:
-    """Compute attention of arrays (batch, rows, length) without dropout; every query must see at least one key."""
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, mask: np.ndarray | None, causal: bool, scale: float,
+    kept: np.ndarray | float = 1.0,
+) -> Attention:  # fmt: skip
+    """Compute attention of arrays (batch, rows, length); every query must see at least one key.
+
+    Weights are multiplied by `kept`, which dropout determines.
+    """
     q, k, v, dout = (x.astype(np.float64) for x in (q, k, v, dout))
     scores = q @ k.swapaxes(1, 2) * scale  # (B, T, S)
     if mask is not None:
@@ -30,9 +36,17 @@ def attention(
     weights = np.exp(scores - top)
     total = weights.sum(-1, keepdims=True)
     weights /= total
-    dweights = dout @ v.swapaxes(1, 2)
+    dropped, dweights = weights * kept, dout @ v.swapaxes(1, 2) * kept
     dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True)) * scale
     return Attention(
-        weights @ v, (top + np.log(total))[..., 0],
-        dscores @ k, dscores.swapaxes(1, 2) @ q, weights.swapaxes(1, 2) @ dout,
+        dropped @ v, (top + np.log(total))[..., 0],
+        dscores @ k, dscores.swapaxes(1, 2) @ q, dropped.swapaxes(1, 2) @ dout,
     )  # fmt: skip
+
+
+def survivors(shape: tuple[int, ...], key: int, counter: int, rate: float) -> np.ndarray:
+    """Return which weights dropout keeps, as kernels draw it: 4 weights per block of random words."""
+    count = int(np.prod(shape))
+    block = np.arange(-(-count // 4))
+    words = philox([block, 0 * block, np.full_like(block, counter), 0 * block], (key, 0))
+    return (np.stack(words, axis=-1).reshape(-1)[:count] >> 8 >= round(rate * 2**24)).reshape(shape)

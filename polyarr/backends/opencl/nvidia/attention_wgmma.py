@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.attention import attention_tiled
-from polyarr.backends.opencl.attention.attention_reference import attention
+from polyarr.backends.opencl.attention.attention_reference import attention, survivors
 from polyarr.backends.opencl.attention.attention_tiled import Call, Problem, layout
 from polyarr.backends.opencl.nvidia.attention_split import (
     ARRAYS,
@@ -193,6 +192,7 @@ def _maps(device: Device) -> Iterator[Any]:
 
 LENGTHS = 131, 203  # t and s of the check
 BATCH, SCALE = 3, 0.125
+STATE, RATE = (5, 7), 0.25  # key and counter of the random numbers, and the rate of dropout
 
 
 def _check(device: Device, p: Problem) -> None:
@@ -204,12 +204,9 @@ def _check(device: Device, p: Problem) -> None:
     arrays = _arrays(p)
     device.plans[_maps]()  # it is kept, so it must not lie between canaries
     for causal in (0, 1):
-        if p.dropout:  # only the portable kernels draw the same random numbers
-            expected = _run(device, _small(p, float32), arrays, causal, None)
-        else:
-            expected = _expected(p, arrays, causal)
+        expected = _expected(p, arrays, causal)
         with device.guarded():
-            found = _run(device, _small(p, p.dtype), arrays, causal, partial(_planned, device, units=1))
+            found = _run(device, _small(p), arrays, causal)
         for name, ours, theirs in zip(PASSES[p.is_backward], found, expected, strict=True):
             relative = SPLIT_ERROR[p.terms] if p.terms > 1 else ERROR * RELATIVE[p.dtype]
             error, most = np.abs(ours.astype(float) - theirs).max(), relative * np.abs(theirs).max()
@@ -217,11 +214,11 @@ def _check(device: Device, p: Problem) -> None:
                 raise BackendError(f"attention's {name} is wrong by {error:.1e}, causal {causal}; at most {most:.1e}")
 
 
-def _small(p: Problem, dtype: np.dtype) -> Problem:
+def _small(p: Problem) -> Problem:
     t, s = LENGTHS
     pitch = _pitch(p)
     layouts = tuple(struct.pack("3q", 0, rows * pitch, pitch) for rows in (t, s, s, t))[: len(p.layouts)]
-    return p._replace(dtype=dtype, batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts, state_on_device=False)
+    return p._replace(batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts)
 
 
 def _pitch(p: Problem) -> int:
@@ -244,33 +241,32 @@ def _arrays(p: Problem) -> list[np.ndarray | None]:
 
 
 def _expected(p: Problem, arrays: list[Any], causal: int) -> list[np.ndarray]:
-    """Return the results of a pass without dropout, in float64."""
+    """Return the results of a pass, in float64."""
     q, k, v, dout = (arrays[i][..., : p.lengths[0]] for i in (0, 1, 2, 4))
-    found = attention(q, k, v, dout, arrays[3], bool(causal), SCALE)
+    kept = survivors((BATCH, *LENGTHS), *STATE, RATE) / (1 - RATE) if p.dropout else 1.0
+    found = attention(q, k, v, dout, arrays[3], bool(causal), SCALE, kept)
     return [getattr(found, name) for name in PASSES[p.is_backward]]
 
 
-def _run(device: Device, p: Problem, arrays: list[Any], causal: int, planned: Any) -> list[np.ndarray]:
-    """Return the results of a pass by these kernels, or by the portable ones if planned is None."""
+def _run(device: Device, p: Problem, arrays: list[Any], causal: int) -> list[np.ndarray]:
+    """Return the results of a pass by these kernels."""
     length, (t, s) = p.lengths[0], LENGTHS
-    bufs: list[Any] = [
-        None if a is None else device.upload(a if i == 3 else a.astype(p.dtype)) for i, a in enumerate(arrays)
-    ]
+    bufs: list[Any] = [None if a is None else device.upload(a) for a in arrays]
     q, k, v, mask, dout = [b if i == 3 else b._replace(shape=(*b.shape[:2], length)) for i, b in enumerate(bufs)]
     out = device.empty(Spec((BATCH, t, length), p.dtype))
     gradients = [device.empty(Spec((BATCH, rows, length), p.dtype)) for rows in (t, s, s)]
     at = [layout(0, 0, *x.strides[:2]) for x in (q, k, v, dout, out, *gradients)]
     mask_at = layout(0, 0, 0, s)
-    numbers = BATCH, t, s, causal, SCALE, 5, 7, q.memory, q.memory, 2**22, 4 / 3 if p.dropout else 1.0
+    words = [device.upload(np.array([word], np.uint64)).memory for word in STATE]
+    state = (0, 0, *words) if p.state_on_device else (*STATE, *words)
+    numbers = BATCH, t, s, causal, SCALE, *state, round(RATE * 2**24), 1 / (1 - RATE) if p.dropout else 1.0
     forward_p = p._replace(layouts=p.layouts[:3])
     call = Call(forward_p, (q, k, v, mask or q), (*at[:3], mask_at, at[4]), numbers)
-    family = planned(forward_p) if planned else attention_tiled
-    lse = family.forward(device, call, out)
+    lse = _planned(device, forward_p, units=1).forward(device, call, out)
     if not p.is_backward:
         return [device.download(out)]
     call = Call(p, (q, k, v, mask or q, dout), (*at[:3], mask_at, *at[3:]), numbers)
-    family = planned(p) if planned else attention_tiled
-    family.backward(device, call, out, lse, tuple(gradients), (True, True, True))
+    _planned(device, p, units=1).backward(device, call, out, lse, tuple(gradients), (True, True, True))
     return [device.download(g) for g in gradients]
 
 

@@ -185,13 +185,23 @@ def test_where_only_the_backward_pass_is_wrong_the_portable_one_takes_over(monke
 
 
 @on_opencl
-def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(backend) -> None:
-    p = problem(mask=np.dtype("float32"), dtype=np.dtype("float32"), layouts=(b"",) * 4)
-    arrays, device = wgmma._arrays(p), devices.select(backend.name)
-    for causal in (0, 1):
-        found = wgmma._run(device, wgmma._small(p, p.dtype), arrays, causal, None)
-        for ours, expected in zip(found, wgmma._expected(p, arrays, causal), strict=True):
-            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+@pytest.mark.parametrize("rate", [0.0, wgmma.RATE])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_a_program_is_compared_with_is_what_the_portable_kernels_give(causal, rate) -> None:
+    p = problem(mask=np.dtype("float32"), dtype=np.dtype("float32"), layouts=(b"",) * 4, dropout=rate > 0)
+    q, k, v, mask, dout = (x[..., : p.lengths[0]] if x.ndim == 3 else x for x in wgmma._arrays(p))
+    key, counter = wgmma.STATE
+
+    def call(q, k, v):
+        return ops.attention(
+            q[None], k[None], v[None], pa.asarray(mask), key, counter, causal=causal, scale=wgmma.SCALE,
+            dropout_rate=rate,
+        )[0]  # fmt: skip
+
+    _, pull = pa.vjp(call, *map(pa.asarray, (q, k, v)))
+    found = [x.numpy() for x in pull(pa.asarray(dout))]
+    for ours, expected in zip(found, wgmma._expected(p, wgmma._arrays(p), causal), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
 @on_opencl
