@@ -134,15 +134,10 @@ def _resident_groups(device: Device, fours: int, row: int) -> int:
     return groups // whole * whole or groups
 
 
-def saved_operands(device: Device, known: SplitOperands, terms: int) -> tuple[tuple[str, Buffer, Buffer], ...]:
+def saved_operands(device: Device, known: SplitOperands, terms: int) -> SplitOperands:
     """Return the split operands that a forward pass saves: two-term ones that are not too large."""
     most = device.features.global_memory // KEPT_FRACTION if terms == KEPT_TERMS else 0
-    return tuple((name, *each) for name, each in known.items() if 2 * each.terms.size <= most)
-
-
-def restored_operands(saved: tuple[tuple[str, Buffer, Buffer], ...]) -> SplitOperands:
-    """Return the operands that a forward pass saved."""
-    return {name: SplitOperand(terms, flag) for name, terms, flag in saved}
+    return {name: each for name, each in known.items() if 2 * each.terms.size <= most}
 
 
 def split_pitch(columns: int) -> int:

@@ -69,11 +69,8 @@ class Nvidia(Vendor):
     def rows_at_once(self, features: Any) -> int:
         return ROWS_AT_ONCE if features.architecture >= driver.HOPPER else 1
 
-    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any]:
         return split.saved_operands(device, known, terms)
-
-    def restored_operands(self, saved: tuple[Any, ...]) -> dict[str, Any]:
-        return split.restored_operands(saved)
 
 
 VENDOR = Nvidia()

@@ -56,12 +56,8 @@ class Vendor:
         """Return the number of rows that a linear layer computes in about the time of one."""
         return 1
 
-    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> tuple[Any, ...]:
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any]:
         """Return what a convolution saves of its operands for backward."""
-        return ()
-
-    def restored_operands(self, saved: tuple[Any, ...]) -> dict[str, Any]:
-        """Return the operands that a convolution saved."""
         return {}
 
 
