@@ -293,9 +293,10 @@ class Capture:
         return [(s, a) for s, a in found if a.buf.slot != s.slot]
 
     def _keep_effects(self, rebound: list[tuple[_Input, Array]]) -> None:
-        """Apply in-place changes and draws to the caller's arrays after fn raised: its kernels did run."""
-        for source, now in rebound:
-            source.original.rebind(Array(self.trace.target, now.buf.real, now.spec))  # type: ignore[union-attr]
+        """Apply in-place changes and draws to the caller's arrays after fn raised, as if it had not been traced."""
+        bufs = self.trace.computed([now.buf.slot for _, now in rebound]) if rebound else []
+        for (source, now), buf in zip(rebound, bufs, strict=True):
+            source.original.rebind(Array(self.trace.target, buf, now.spec))  # type: ignore[union-attr]
         if self.generator.draws:
             random.reserve(self.generator.draws)
 

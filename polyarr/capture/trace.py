@@ -1,11 +1,12 @@
 """Trace: a backend whose kernels call those of the traced backend and append a step to the program.
 
-Ops, autograd, Fused kernels and optimizers run on it unchanged. The kernels do compute, because only they know what a
-Fused kernel saves, which gradients are None, and whether a Fused kernel declines a call.
+Ops, autograd, Fused kernels and optimizers run on it unchanged. The kernels do run, because only they know what a
+Fused kernel saves, which gradients are None, and whether a Fused kernel declines a call; on a backend whose kernels can
+tell without computing (Backend.abstract), buffers hold nothing.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from polyarr.core.current import CaptureContext
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number, tracer, user_location
 from polyarr.core.op import Op
-from polyarr.core.program import Program, Step, flat
+from polyarr.core.program import Program, Step, assigned, flat, lookup
 from polyarr.core.spec import Spec
 from polyarr.ops.create import fill
 
@@ -27,7 +28,7 @@ COPY = "again"  # part of an identity step, see CaptureContext.copy; the passes 
 
 
 class TracedBuffer:
-    """Buffer of a trace: its slot in the program, and the concrete buffer while it is needed."""
+    """Buffer of a trace: its slot in the program, and the concrete buffer, which may hold nothing."""
 
     __slots__ = ("real", "slot")
 
@@ -83,7 +84,7 @@ class Trace:
         self.specs: dict[int, Spec] = {}
         self.scalars: dict[int, type] = {}
         self.zeros = set[int]()
-        self.is_open = True
+        self.is_open, self._given, self._abstract = True, dict[int, Any](), _abstract_of(target)
         self._new, self._here = itertools.count(), Locations().here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
         self._same: dict[Any, int] = {}  # slots of constants by type and value
@@ -113,16 +114,25 @@ class Trace:
     def close(self) -> None:
         """Stop recording and release all buffers; later use of an array of this trace raises CaptureError."""
         self.is_open = False
-        for held in (self._known, self._same):
+        for held in (self._known, self._same, self._given):
             held.clear()
         self.steps, self.scalar_steps, self.constants, self.specs, self.scalars = [], [], {}, {}, {}
         self._here = Locations().here
+
+    def computed(self, slots: list[int]) -> list[Any]:
+        """Return the buffers in these slots, which the steps so far compute."""
+        values = {**self.constants, **self._given}
+        for step in self.steps:
+            values.update(assigned(step.outputs, step.call(*lookup(values, step.inputs), **step.params)))
+        return [values[slot] for slot in slots]
 
     # ---- values ----------------------------------------------------------------------------------------------
 
     def array(self, a: Array) -> Array:
         """Return the tracer of an array input."""
-        return Array(self.backend, self._buffer(a.buf, a.spec), a.spec)
+        held = self._buffer(a.buf, a.spec)
+        self._given[held.slot] = a.buf
+        return Array(self.backend, held, a.spec)
 
     def expect(self, a: Array) -> Array:
         """Return the tracer of an array that the function uses by name, and use it wherever this handle occurs.
@@ -137,6 +147,7 @@ class Trace:
         """Return the tracer of a number that every run brings or computes."""
         slot = next(self._new)
         self.scalars[slot] = int if isinstance(now, int) else float
+        self._given[slot] = now
         return tracer(slot, now, self._evaluate)
 
     def constant(self, value: Any) -> int:
@@ -177,14 +188,18 @@ class Trace:
                 forward=self._forward(op, kernel.forward), backward=self._backward(op, kernel.backward)
             )
 
+        abstract = self._abstract.get(kernel, kernel)
         like = op.inputs.index("like") if "like" in op.inputs else len(op.inputs)
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
             args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
-            found, inputs = self._call(kernel, (out, *args), params)
+            inputs = self._inputs((out, *args))
+            is_folded = type(out) is Spec and out.size <= MAX_FOLDED_SIZE
+            is_folded = is_folded and all(t in self.constants for t in flat(inputs))
+            found = (kernel if is_folded else abstract)(*map(_concrete, (out, *args)), **params)
             if found is NotImplemented:
                 return found
-            if type(out) is Spec and out.size <= MAX_FOLDED_SIZE and all(t in self.constants for t in flat(inputs)):
+            if is_folded:
                 folded = self._constant_buffer(found, out)
                 self.zeros.update([folded.slot] if op is fill and is_zero(args[0]) else ())
                 return folded
@@ -194,8 +209,11 @@ class Trace:
         return run
 
     def _forward(self, op: Op, forward: Callable) -> Callable:
+        abstract = self._abstract.get(forward, forward)
+
         def run(out: Any, *args: Any, **params: Any) -> Any:
-            found, inputs = self._call(forward, (out, *args), params)
+            inputs = self._inputs((out, *args))
+            found = abstract(*map(_concrete, (out, *args)), **params)
             if found is NotImplemented or type(found) is not tuple or len(found) != 2:
                 return found
             outputs = self._results(found[0], out), self._saved(found[1])
@@ -204,8 +222,11 @@ class Trace:
         return run
 
     def _backward(self, op: Op, backward: Callable) -> Callable:
+        abstract = self._abstract.get(backward, backward)
+
         def run(g: Any, saved: Any, *args: Any, **params: Any) -> Any:
-            found, inputs = self._call(backward, (g, saved, *args), params)
+            inputs = self._inputs((g, saved, *args))
+            found = abstract(*map(_concrete, (g, saved, *args)), **params)
             if type(found) not in (tuple, list) or len(found) != len(args):
                 return found
             outputs = tuple(map(self._gradient, found, inputs[2:]))
@@ -213,12 +234,11 @@ class Trace:
 
         return run
 
-    def _call(self, kernel: Callable, args: tuple, params: dict[str, Any]) -> tuple[Any, tuple]:
-        """Call a kernel on concrete buffers; return its result and the slots of its arguments."""
+    def _inputs(self, args: tuple) -> tuple:
+        """Return the slots of a kernel's arguments."""
         if not self.is_open:
             raise CaptureError(_outlived(user_location()))
-        inputs = tuple(self.constant(a) if _is_out(a) else self._slot(a) for a in args)
-        return kernel(*map(_concrete, args), **params), inputs
+        return tuple(self.constant(a) if _is_out(a) else self._slot(a) for a in args)
 
     def _results(self, found: Any, out: Any) -> Any:
         if type(out) is tuple:
@@ -241,9 +261,8 @@ class Trace:
         return outputs
 
     def _evaluate(self, fn: Callable, numbers: tuple, has_output: bool) -> Any:
-        if not self.is_open:
-            raise CaptureError(_outlived(user_location()))
-        now, inputs = fn(*map(_concrete, numbers)), tuple(map(self._slot, numbers))
+        inputs = self._inputs(numbers)
+        now = fn(*map(_concrete, numbers))
         if not has_output:
             self.scalar_steps.append(Step(None, "number", ScalarFunction(fn, None), inputs, {}, None, *self._here()))
             return None
@@ -302,6 +321,13 @@ class Trace:
 def is_zero(value: Any) -> bool:
     """Return whether a value is the number 0, and not -0.0."""
     return type(value) in (int, float) and repr(value) in ("0", "0.0")
+
+
+def _abstract_of(backend: Backend) -> Mapping[Callable, Callable]:
+    """Return a backend's abstract kernels, if all kernels have one: the others would be given what holds nothing."""
+    kernels = backend.kernels.values()
+    functions = [f for kernel in kernels for f in (kernel[:2] if isinstance(kernel, Fused) else (kernel,))]
+    return backend.abstract if all(f in backend.abstract for f in functions) else {}
 
 
 def _outlived(where: str) -> str:

@@ -205,6 +205,9 @@ class Backend(NamedTuple):
             is enqueued after this call. None: `download` is called at once.
         rows_at_once: Number of rows that a linear layer computes in about the time of one, as on GPUs, whose memory
             limits it. Prompts of several texts are then computed together, filled up to as many tokens.
+        abstract: Kernel, or function of a Fused kernel -> the same without computing: it gives buffers of the same
+            Specs, saves and leaves out the same, and declines the same calls. If all kernels are in it, captures
+            compute nothing.
 
     Examples:
         >>> import numpy as np, polyarr as pa
@@ -240,6 +243,7 @@ class Backend(NamedTuple):
     collectives: Collectives | None = None
     download_later: Callable[[Any], Callable[[], np.ndarray]] | None = None
     rows_at_once: int = 1
+    abstract: Mapping[Callable, Callable] = MappingProxyType({})
 
     def meets(self, other: "Backend") -> bool:
         """Return whether arrays of the two backends may be inputs of one op."""
