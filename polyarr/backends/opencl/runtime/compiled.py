@@ -20,6 +20,7 @@ from polyarr.backends.opencl.runtime.quirks import NVIDIA, POCL
 from polyarr.backends.opencl.runtime.source import declarations
 from polyarr.core.errors import BackendError
 
+SILENT = "-w"  # the option without which a build warns, so that it is to be built anew
 LIFTED = "//@ "  # hides a line of PTX in a comment until the PTX is assembled again
 # Belongs to a kernel's head; stands in its body behind another mark.
 HEADED = re.compile(r"(\.reqntid[^\n]*\n)((?:(?!\.entry).)*?)//\^ ([^\n]*)\n", re.DOTALL)
@@ -75,13 +76,17 @@ class NvidiaCompiler(Compiler):
         program = self.built(source, options)
         if LIFTED not in source:
             return program
-        text = self.ptx(program, source)
+        text = self.lifted(self.ptx(program), source)
         return cl.Program(self._context, self._context.devices, [text.encode()]).build()
 
     @staticmethod
-    def ptx(program: cl.Program, source: str) -> str:
-        """Return a program's PTX, with the instructions of one architecture that its source hides."""
-        text = program.binaries[0].decode().rstrip("\0")
+    def ptx(program: cl.Program) -> str:
+        """Return a program's PTX."""
+        return str(program.binaries[0].decode().rstrip("\0"))
+
+    @staticmethod
+    def lifted(text: str, source: str) -> str:
+        """Return PTX with the instructions of one architecture that its source hides."""
         if LIFTED not in source:
             return text
         text = HEADED.sub(r"\1\3\n\2", text.replace(LIFTED, ""))
@@ -248,11 +253,17 @@ def compiler_of(context: cl.Context, device: cl.Device) -> Compiler:
     platform = device.platform
     if NVIDIA in platform.name:
         return NvidiaCompiler(context)
-    identity = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
-    store = store_of("\n".join(identity))
     if POCL not in platform.name:
-        return BinaryCompiler(context, store)
-    return PoclCompiler(context, store, reads_declarations=device.driver_version.startswith(READING_DECLARATIONS))
+        return BinaryCompiler(context, programs_of(device))
+    reads_declarations = device.driver_version.startswith(READING_DECLARATIONS)
+    return PoclCompiler(context, programs_of(device), reads_declarations)
+
+
+def programs_of(device: cl.Device) -> Store:
+    """Return the store of a device's compiled programs."""
+    platform = device.platform
+    identity = (platform.name, platform.version, device.name, device.version, device.driver_version, _processor(device))
+    return store_of("\n".join(identity))
 
 
 def _processor(device: cl.Device) -> str:

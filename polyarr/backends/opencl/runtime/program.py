@@ -11,6 +11,7 @@ import numpy as np
 import pyopencl as cl
 
 from polyarr.backends.opencl.runtime.commands import Commands, Kernel
+from polyarr.backends.opencl.runtime.compiled import SILENT
 from polyarr.backends.opencl.runtime.driver import ERRORS
 from polyarr.backends.opencl.runtime.pocl import target_of
 from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, needed, source_of
@@ -98,13 +99,10 @@ class ProgramCache:
         return program
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
-        source = self.text(stem, defines)
+        text = self.text(stem, defines)
         self._commands.announce(f"the build of {stem}.cl")
+        name, source, options = self._completed(text)
         debug = is_on("POLYARR_DEBUG")
-        # PoCL prints how many warnings there were, and PyOpenCL warns of any log; -w silences both.
-        options = ["-cl-std=CL1.2", *self.options] if debug else ["-cl-std=CL1.2", "-w", *self.options]
-        source, options = self.compiler.completed(source, options)
-        name = hashlib.sha256("\n".join([*options, source]).encode()).hexdigest()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", cl.CompilerWarning)  # it only says that there is a log
@@ -119,6 +117,13 @@ class ProgramCache:
             raise BackendError(
                 f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
             ) from error
+
+    def _completed(self, text: str) -> tuple[str, str, list[str]]:
+        """Return the name of a program, its source as the driver gets it, and its options."""
+        # PoCL prints how many warnings there were, and PyOpenCL warns of any log; this silences both.
+        silent = [] if is_on("POLYARR_DEBUG") else [SILENT]
+        source, options = self.compiler.completed(text, ["-cl-std=CL1.2", *silent, *self.options])
+        return hashlib.sha256("\n".join([*options, source]).encode()).hexdigest(), source, options
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
         """Return the source for the compiler: macros about the device, the other macros, the files.

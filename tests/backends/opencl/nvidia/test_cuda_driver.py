@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import zlib
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,34 @@ def test_commands_have_times_in_a_profile(fake: Any) -> None:
         (x @ x + 1).numpy()
     (row,) = [row for row in profile.ops() if row.name.startswith("matmul")]
     assert row.launches == 1 and row.seconds > 0
+
+
+PTX = ".version 8.0\n.target sm_90\n.entry doubled(\n"
+
+
+def test_the_ptx_of_a_program_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """A damaged entry, and a build that is to warn, are compiled again."""
+    compiled, built = driver.CudaCompiler.__new__(driver.CudaCompiler), list[str]()
+    store = import_module("polyarr.backends.opencl.runtime.caches").Store(tmp_path)
+    vars(compiled).update(_device=None, _cuda=None, _store=store)
+
+    def build(_: Any, source: str, options: list[str]) -> Any:
+        built.append(source)
+        return SimpleNamespace(binaries=[f"{PTX}\0".encode()], get_build_info=lambda *_: "a log")
+
+    monkeypatch.setattr(driver.CudaCompiler, "built", build)
+    monkeypatch.setattr(driver, "Module", lambda _, text, log: (text, log))
+    assert compiled.build("a", "first", ["-w"]) == (PTX, "a log")
+    assert compiled.build("a", "first", ["-w"]) == (PTX, "")
+    assert compiled.build("a", "first //@ with instructions of Hopper", ["-w"])[0] == PTX.replace("sm_90", "sm_90a")
+    assert built == ["first"]
+    for _ in range(2):
+        assert compiled.build("b", "second", []) == (PTX, "a log")
+    assert built == ["first", "second", "second"]
+    for content in (b"no compressed text", zlib.compress(b"\xff")):
+        store.save("a", content)
+        assert compiled.build("a", "third", ["-w"]) == (PTX, "a log")
+    assert built[3:] == ["third", "third"]
 
 
 @pytest.fixture
