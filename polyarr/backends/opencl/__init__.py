@@ -34,17 +34,17 @@ def start(device: str | None = None) -> Backend:
 
 def backend_of(device: Any) -> Backend:
     """Return the backend of a Device."""
+    from polyarr.backends.opencl import table
     from polyarr.backends.opencl.copying.copy import download, download_later
     from polyarr.backends.opencl.handle import handle_of
     from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
     from polyarr.backends.opencl.replay.replay import replay_of
     from polyarr.backends.opencl.runtime.observing import observing
-    from polyarr.backends.opencl.table import READS, kernel_functions, make_kernels, precisions, unordered
     from polyarr.backends.opencl.tuning.speed import peaks_of
     from polyarr.backends.opencl.tuning.tune import tuning_of
 
-    kernels, device.commands.graphs = make_kernels(device), device.vendor.graphs(device)
+    kernels, device.commands.graphs = table.make_kernels(device), device.vendor.graphs(device)
     dtypes, flushes = _dtypes(device.features)
     return Backend(
         device.name,
@@ -57,20 +57,21 @@ def backend_of(device: Any) -> Backend:
         flushes=flushes,
         hardware=device.cl_device.name.strip(),
         memory=device.memory,
-        unordered=unordered(device),
+        unordered=table.unordered(device),
         guarded=device.guarded,
-        observing=partial(observing, device, frozenset(map(id, kernel_functions(kernels)))),
+        observing=partial(observing, device, frozenset(map(id, table.kernel_functions(kernels)))),
         peaks=device.plans[peaks_of],
         tuning=tuning_of(device),
         handle=handle_of(device),
         home=device,
-        reads=READS,
+        reads=table.READS,
         dlpack=device.vendor.dlpack(device),
-        precisions=precisions(device),
+        precisions=table.precisions(device),
         replay=replay_of(device),
         fusion=fusion_of(device),
         collectives=collectives_of(device),
         rows_at_once=device.vendor.rows_at_once(device.features),
+        abstract=table.abstract_kernels(device, kernels),
     )
 
 

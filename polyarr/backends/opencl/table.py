@@ -17,6 +17,7 @@ from polyarr.backends.opencl.reductions import global_norm, reduce, scan
 from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
 from polyarr.backends.opencl.runtime.device import Device
+from polyarr.backends.opencl.runtime.planning import PlanningDevice
 from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.core.backend import Fused
@@ -129,6 +130,12 @@ def make_kernels(device: Device) -> dict[Any, Callable | Fused]:
         for op, (forward, backward, *needs) in PAIRS.items()
     }
     return checked_kernels(device, kernels) if is_checked() else kernels
+
+
+def abstract_kernels(device: Device, kernels: dict[Any, Callable | Fused]) -> dict[Callable, Callable]:
+    """Return, by kernel of the device's table, the launcher on a device that computes nothing: see Backend.abstract."""
+    planning = PlanningDevice(device)
+    return {kernel: following(planning, kernel.__wrapped__) for kernel in kernel_functions(kernels)}  # type: ignore[attr-defined]
 
 
 def kernel_functions(kernels: dict[Any, Callable | Fused]) -> Iterator[Callable]:

@@ -137,7 +137,12 @@ class Device:
 
     Work is enqueued in order on one queue, so a buffer may be dropped as soon as the kernel that reads it is enqueued:
     the next user of its memory comes later in the queue.
+
+    Attributes:
+        computes: Whether what launchers enqueue is computed: see planning.py.
     """
+
+    computes = True
 
     def __init__(self, cl_device: cl.Device, name: str) -> None:
         name_the_processor(cl_device)

@@ -64,7 +64,7 @@ def choose(device: Device, family: str, variants: Iterable[Variant], *problem: A
 
 def note_choice(device: Device, family: str, variant: Any) -> None:
     """Print which variant computes a problem, and why."""
-    if TRACED:
+    if TRACED and device.computes:
         with suppress(OSError, ValueError, AttributeError):  # stderr is closed or missing
             sys.stderr.write(f"  {device.name}: {family}: {variant.name} ({variant.serves})\n")
 
@@ -97,6 +97,20 @@ class Verdicts:
                 return self._found[name]
             self._store.save(ENTRY, json.dumps({**self._read(), name: self._found[name]}).encode())
         return self._found[name]
+
+    def of_program(self, name: str, macros: dict[str, Any], text: str, check: partial) -> str:
+        """Return what is wrong with a program of a variant: see is_sound_program."""
+
+        def find() -> str:
+            wrong = self.probe.wrong(check.func, *check.args[1:])
+            return wrong and f"{' '.join(f'{k}={v}' for k, v in macros.items())}: {wrong}"
+
+        return self.get(_key(name, text), find)
+
+    def is_found(self, name: str, text: str) -> bool:
+        """Return whether the verdict about a program of a variant is known."""
+        key = _key(name, text)
+        return key in self._found or key in self._read()
 
     def _read(self) -> dict[str, str]:
         """Return the stored verdicts. If two processes write at once, one verdict is found again later."""
@@ -138,13 +152,8 @@ def is_sound_program(device: Device, variant: Variant, macros: dict[str, Any], c
     check is a partial of a module's function with the device as its first argument; it raises BackendError if a result
     is wrong. This process takes the compiled program from the driver's cache, if there is one.
     """
-
-    def find() -> str:
-        wrong = verdicts.probe.wrong(check.func, *check.args[1:])
-        return wrong and f"{' '.join(f'{k}={v}' for k, v in macros.items())}: {wrong}"
-
-    text, verdicts = device.programs.text(variant.stem, macros), device.plans[Verdicts]()
-    return not verdicts.get(_key(variant.name, text), find)
+    text = device.programs.text(variant.stem, macros)
+    return not device.plans[Verdicts]().of_program(variant.name, macros, text, check)
 
 
 def _key(name: str, text: str) -> str:
