@@ -274,6 +274,10 @@ class CudaCompiler(NvidiaCompiler):
                 self._store.save(name, zlib.compress(text.encode()))
         return Module(self._cuda, self.lifted(text, source), log)
 
+    def is_slow(self, name: str) -> bool:
+        """Return whether a program is not saved."""
+        return self._store.load(name) is None
+
     def _saved(self, name: str) -> str | None:
         content = self._store.load(name)
         with suppress(zlib.error, UnicodeError):

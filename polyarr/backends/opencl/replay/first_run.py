@@ -1,9 +1,11 @@
 """The first run of a program with some layout of its inputs: the launchers work and are recorded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 from polyarr.backends.opencl.copying.copy import duplicate
+from polyarr.backends.opencl.replay.ahead import forget_jobs, plan_ahead
 from polyarr.backends.opencl.replay.recording import MemoryRef, Offset, Recording, settled
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
@@ -57,12 +59,14 @@ class FirstRun:
             self._call(step, self._evaluate)
         self._device.commands.recording = self.recording
         try:
-            for step, dead in zip(program.steps, last_uses(program), strict=True):
+            for n, (step, dead) in enumerate(zip(program.steps, last_uses(program), strict=True)):
+                self._device.programs.ahead = partial(plan_ahead, self._device, program, n, values)
                 self._call(step, self._launch)
                 for slot in dead:
                     values.pop(slot, None)
         finally:
             self._device.commands.recording = None
+            forget_jobs(self._device)
         return [values[slot] for slot in program.outputs]
 
     def _call(self, step: Step, call: Callable[[Step], Any]) -> None:

@@ -55,6 +55,10 @@ class Compiler:
         program.build(" ".join(options).encode())
         return cl.Program(program)
 
+    def is_slow(self, name: str) -> bool:
+        """Return whether it pays to have a program built by another process meanwhile."""
+        return False
+
     def launched(self, name: str) -> None:
         """Note that a kernel of a program is about to run for the first time."""
 

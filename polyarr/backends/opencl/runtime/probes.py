@@ -1,4 +1,4 @@
-"""Probe processes, which run what may fault or hang on a device: see trial.py for their side."""
+"""Probe processes, which run what may fault or hang on a device, or takes long: see trial.py for their side."""
 
 import os
 import pickle
@@ -9,13 +9,16 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from queue import Empty, LifoQueue
 from typing import IO, Any
 
 from polyarr.core.errors import BackendError
 
 TRIAL_SECONDS, KILLED = 120, -9
+MOST = 6  # processes at once: NVIDIA's driver makes their contexts one after the other, 0.3 s each on an H200
 ANNOUNCED = "polyarr:next:"  # prefix, on stderr, of the probe process's next action
 
 
@@ -45,6 +48,13 @@ class ProbeProcess:
                 return "the process that tried it ended before it was done" if found is None else found
             except OSError as error:
                 raise NotTriedError(f"no process to try it in: {error}") from error
+
+    def end(self) -> None:
+        """End the process; the next call starts another."""
+        with self._lock:
+            if self._process is not None:
+                _end(self._process, self._complaints)
+                self._process = None
 
     def _asked(self, request: bytes) -> str | None:
         """Return the answer, or how the process died; None if it had ended before, as idle processes do."""
@@ -97,6 +107,41 @@ class ProbeProcess:
             )  # fmt: skip
             undone.pop_all()
         weakref.finalize(self, _end, self._process, self._complaints)
+
+
+class ProbeProcesses:
+    """Probe processes of a device; as many as there are calls at once, up to a number that leaves the host cores."""
+
+    def __init__(self, device: str) -> None:
+        count = max(1, min(MOST, (os.cpu_count() or 1) // 2))
+        self._idle = LifoQueue[ProbeProcess]()  # the one that was used last is the first to be used again
+        for _ in range(count):
+            self._idle.put(ProbeProcess(device))
+        self._threads = ThreadPoolExecutor(count, "polyarr-probe")
+
+    def wrong(self, function: Callable[..., None], *arguments: Any) -> str:
+        """Return what is wrong with function(device, *arguments): see ProbeProcess."""
+        process = self._idle.get()
+        try:
+            return process.wrong(function, *arguments)
+        except NotTriedError:  # perhaps because the others hold memory of the device
+            self._end_idle()
+            return process.wrong(function, *arguments)
+        finally:
+            self._idle.put(process)
+
+    def submit(self, function: Callable[..., None], *arguments: Any) -> Future[str]:
+        """Return the future of `wrong`, in another thread."""
+        return self._threads.submit(self.wrong, function, *arguments)
+
+    def _end_idle(self) -> None:
+        idle = list[ProbeProcess]()
+        with suppress(Empty):
+            while True:
+                idle.append(self._idle.get_nowait())
+        for process in idle:
+            process.end()
+            self._idle.put(process)
 
 
 def _end(process: subprocess.Popen, complaints: IO[bytes]) -> None:

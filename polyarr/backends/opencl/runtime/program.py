@@ -4,6 +4,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -80,13 +81,28 @@ class ProgramCache:
     Attributes:
         known: Macros about the device.
         options: Further build options of all programs.
+        jobs: What other processes do about programs that are needed next, by their text: see replay/ahead.py.
+        ahead: Submits such jobs; None where nobody knows what is needed next.
     """
 
     def __init__(self, device: cl.Device, commands: Commands, known: dict[str, Any]) -> None:
         self._device, self._commands, self.known = device, commands, known
         self.compiler = commands.driver.compiler()
         self.options: list[str] = []
+        self.jobs: dict[str, Future[str]] = {}
+        self.ahead: Callable[[], None] | None = None
         self._programs: dict[Any, Program] = {}
+
+    def look_ahead(self) -> None:
+        """Submit jobs about the programs that are needed next, before waiting for one."""
+        with self._commands.lock:  # the thread in whose first run they are needed
+            ahead, self.ahead = self.ahead, None
+            if ahead is not None:
+                ahead()
+
+    def has(self, stem: str, defines: dict[str, Any]) -> bool:
+        """Return whether this process has built a program."""
+        return (stem, *defines.items()) in self._programs
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
         """Return the program of <stem>.cl with these macros."""
@@ -102,6 +118,10 @@ class ProgramCache:
         text = self.text(stem, defines)
         self._commands.announce(f"the build of {stem}.cl")
         name, source, options = self._completed(text)
+        if text not in self.jobs and self.compiler.is_slow(name):
+            self.look_ahead()
+        if (job := self.jobs.pop(text, None)) and not job.cancel():
+            wait((job,))  # then the driver has the program in its cache
         debug = is_on("POLYARR_DEBUG")
         try:
             with warnings.catch_warnings():
@@ -117,6 +137,10 @@ class ProgramCache:
             raise BackendError(
                 f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
             ) from error
+
+    def is_slow(self, text: str) -> bool:
+        """Return whether it pays to have the program of a text built by another process meanwhile."""
+        return self.compiler.is_slow(self._completed(text)[0])
 
     def _completed(self, text: str) -> tuple[str, str, list[str]]:
         """Return the name of a program, its source as the driver gets it, and its options."""

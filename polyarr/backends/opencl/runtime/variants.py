@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.runtime.caches import Store, store_of
 from polyarr.backends.opencl.runtime.device import Device, Features
-from polyarr.backends.opencl.runtime.probes import NotTriedError, ProbeProcess
+from polyarr.backends.opencl.runtime.probes import NotTriedError, ProbeProcesses
 from polyarr.backends.opencl.runtime.source import source_of
 from polyarr.settings import level
 
@@ -81,9 +81,9 @@ class Verdicts:
     """The verdicts about a device's variants and their programs, by name: empty if sound, else what is wrong."""
 
     def __init__(self, device: Device) -> None:
-        self._store = kept_on(device, ENTRY)
+        self._store, self._programs = kept_on(device, ENTRY), device.programs
         self._found: dict[str, str] = {}
-        self.probe = ProbeProcess(device.name)
+        self.probes = ProbeProcesses(device.name)
 
     def get(self, name: str, find: Callable[[], str]) -> str:
         """Return a known verdict, or find and store it."""
@@ -102,7 +102,10 @@ class Verdicts:
         """Return what is wrong with a program of a variant: see is_sound_program."""
 
         def find() -> str:
-            wrong = self.probe.wrong(check.func, *check.args[1:])
+            if text not in self._programs.jobs:
+                self._programs.look_ahead()
+            job = self._programs.jobs.pop(text, None)
+            wrong = job.result() if job else self.probes.wrong(check.func, *check.args[1:])
             return wrong and f"{' '.join(f'{k}={v}' for k, v in macros.items())}: {wrong}"
 
         return self.get(_key(name, text), find)
@@ -143,7 +146,7 @@ def _is_sound(device: Device, variant: Variant) -> bool:
 def verdict(device: Device, variant: Variant) -> str:
     """Return what is wrong with a variant's own trial; empty if nothing is."""
     verdicts = device.plans[Verdicts]()
-    return verdicts.get(_key(variant.name, source_of(variant.stem)), lambda: verdicts.probe.wrong(variant.trial))
+    return verdicts.get(_key(variant.name, source_of(variant.stem)), lambda: verdicts.probes.wrong(variant.trial))
 
 
 def is_sound_program(device: Device, variant: Variant, macros: dict[str, Any], check: partial) -> bool:

@@ -65,13 +65,15 @@ def test_the_ptx_of_a_program_is_compiled_once(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(driver.CudaCompiler, "built", build)
     monkeypatch.setattr(driver, "Module", lambda _, text, log: (text, log))
+    assert compiled.is_slow("a")
     assert compiled.build("a", "first", ["-w"]) == (PTX, "a log")
+    assert not compiled.is_slow("a")
     assert compiled.build("a", "first", ["-w"]) == (PTX, "")
     assert compiled.build("a", "first //@ with instructions of Hopper", ["-w"])[0] == PTX.replace("sm_90", "sm_90a")
     assert built == ["first"]
     for _ in range(2):
         assert compiled.build("b", "second", []) == (PTX, "a log")
-    assert built == ["first", "second", "second"]
+    assert built == ["first", "second", "second"] and compiled.is_slow("b")
     for content in (b"no compressed text", zlib.compress(b"\xff")):
         store.save("a", content)
         assert compiled.build("a", "third", ["-w"]) == (PTX, "a log")
