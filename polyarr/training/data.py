@@ -77,12 +77,13 @@ def shuffled_windows(tokens: Tokens, length: int, count: int, seed: int, draw: i
     else:
         windows = max((len(tokens) - 1) // length - 1, 1)  # one less than would fit, so that the cuts can shift
         distance, room = length, len(tokens) - 1 - windows * length
-    numbers = np.arange(draw * count, (draw + 1) * count)
+    first, end = draw * count, (draw + 1) * count
     starts = np.empty(count, np.int64)
-    for epoch in np.unique(numbers // windows):
-        now = numbers // windows == epoch
-        *keys, shift = np.random.default_rng((seed, int(epoch))).integers(2**63, size=_ROUNDS + 1, dtype=np.uint64)
-        starts[now] = _shuffled(numbers[now] % windows, windows, keys) * distance + int(shift) % (room + 1)
+    for epoch in range(first // windows, -(-end // windows)):
+        now = np.arange(max(first, epoch * windows), min(end, (epoch + 1) * windows))
+        *keys, shift = np.random.default_rng((seed, epoch)).integers(2**63, size=_ROUNDS + 1, dtype=np.uint64)
+        places = _shuffled(now % windows, windows, keys) * distance + int(shift) % (room + 1)
+        starts[now[0] - first : now[-1] + 1 - first] = places
     return windows_of(tokens, starts, length + 1)
 
 

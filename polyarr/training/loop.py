@@ -14,7 +14,10 @@ from polyarr import creation, ops
 from polyarr.atomic import alone_in, share
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
+from polyarr.core.current import get_backend
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.precision import use_matmul_precision
+from polyarr.core.spec import as_dtype
 from polyarr.distributed import World
 from polyarr.models.decoder import LanguageModel
 from polyarr.optim import loss_scale
@@ -105,11 +108,25 @@ def train(
 
 def _enter(run: Run, folder: Path, held: contextlib.ExitStack) -> None:
     check(checkpoint_of(run, None))  # fail before training instead of at the first evaluation
+    _check_batch(run)
     folder.mkdir(parents=True, exist_ok=True)
     held.enter_context(alone_in(folder, "training"))
     remove_left_overs(folder)
     if not run.step:
         (folder / PROFILE).unlink(missing_ok=True)  # of a run which this one replaces
+
+
+def _check_batch(run: Run) -> None:
+    """Raise DeviceMemoryError if not even the embeddings of a batch fit, which takes long to find out otherwise."""
+    recipe, backend = run.recipe, get_backend()
+    _, windows = split_step(recipe, run.world.size)
+    needed = windows * recipe.length * run.model.config.emb_dim * as_dtype(recipe.dtype).itemsize
+    limit = backend.memory().get("limit", needed)
+    if needed > limit:
+        raise DeviceMemoryError(
+            f"the embeddings of a batch of {windows:,} x {recipe.length:,} {run.tokenizer.unit} take {needed:,} bytes; "
+            f"device {backend.hardware!r} has {limit:,}; take a smaller batch_size, and more accumulation"
+        )
 
 
 def _finish(run: Run, folder: Path) -> None:

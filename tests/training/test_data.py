@@ -402,6 +402,12 @@ def test_what_several_processes_draw_is_what_one_draws():
     assert np.array_equal(one, np.concatenate([shuffled_windows(tokens, 8, 6, 1, draw) for draw in (10, 11)]))
 
 
+def test_a_draw_may_take_many_epochs():
+    tokens = np.arange(30)
+    found = shuffled_windows(tokens, 4, 2400, 1, 2)
+    assert np.array_equal(found, np.concatenate([shuffled_windows(tokens, 4, 5, 1, draw) for draw in range(960, 1440)]))
+
+
 def test_windows_of_a_corpus_larger_than_memory_take_no_list_of_them():
     tokens = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint16), (2**42,), (0,))
     assert shuffled_windows(tokens, 1024, 4, 1, 10**9).shape == (4, 1025)

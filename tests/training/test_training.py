@@ -105,6 +105,17 @@ def test_training_learns_and_is_repeatable(tmp_path):
     assert same(run.model, again.model) and not same(run.model, new_run(TEXT, RECIPE, seed=2).model)
 
 
+def test_a_batch_that_cannot_fit_is_refused_before_anything_is_drawn(tmp_path):
+    """Drawing its windows would take minutes."""
+    corpus, recipe = Corpus.of_text(TEXT), dataclasses.replace(RECIPE, batch_size=10**9)
+    with pa.use_backend(pa.get_backend()._replace(memory=lambda: {"limit": 10**9})):
+        run = new_run(corpus, recipe, seed=0)
+        text = "^the embeddings of a batch of 1,000,000,000 x 8 characters take 512,000,000,000 bytes; .* 1,000,000,000"
+        with pytest.raises(pa.DeviceMemoryError, match=text):
+            train(run, tmp_path, quiet)
+
+
+
 def test_a_compiled_run_is_the_same_to_the_last_bit(tmp_path, backend):
     recipe = RECIPE.changed(steps=10, accumulation=2)
     runs = [train(new_run(TEXT, recipe, seed=1), tmp_path, quiet, compiled=c) for c in (True, False)]
