@@ -38,22 +38,25 @@ def write_whole(path: Path, data: bytes) -> None:
 def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises.
 
+    If `path` is a symbolic link, the file that it names is replaced, as if that were opened to be written.
+
     Raises:
         OSError: The file cannot be written, or is a pipe or a device, which are not replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe or a device; name a file", str(path))
-    temporary = _temporary(path)
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    temporary = _temporary(target)
     try:
         with temporary.open("wb") as file:
-            _keep_mode(path, temporary)
+            _keep_mode(target, temporary)
             yield file
             file.flush()
             os.fsync(file.fileno())
         if first:
             first()
-        temporary.replace(path)
-        sync_folder(path.parent)
+        temporary.replace(target)
+        sync_folder(target.parent)
     except OSError as error:  # that of a full disk has no path, other errors that of the temporary file
         if error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror or str(error), str(path)) from error

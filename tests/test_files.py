@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import sys
 import threading
 
 import numpy as np
@@ -73,6 +74,21 @@ def test_the_longest_names_are_written(tmp_path, name):
     share(tmp_path / name, tmp_path / "other")
     share(tmp_path / "other", tmp_path / name)
     assert (tmp_path / name).read_bytes() == b"x"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_link_stays_and_the_file_that_it_names_is_replaced(tmp_path):
+    """Also a link to a link, in another folder, and to a file that is not there yet."""
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    link, file = tmp_path / "here" / "link", tmp_path / "there" / "file"
+    (tmp_path / "there" / "second").symlink_to("file")
+    link.symlink_to(tmp_path / "there" / "second")
+    for data in (b"first", b"second"):
+        write_whole(link, data)
+        assert file.read_bytes() == data and link.is_symlink() and not file.is_symlink()
+    assert {path.name for path in tmp_path.rglob("*")} == {"here", "there", "link", "file", "second"}
+
 
 
 # ---- the guarded reader ------------------------------------------------------------------------------------------
