@@ -331,7 +331,7 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
     dtype = _dtype_of("random.randint", dtype, "integer")
     check_number("random.randint", "low", low, dtype)
     check_number("random.randint", "high - 1", high - 1, dtype)
-    scaled = bits(shape).astype("uint64") * (high - low) >> 32
+    scaled = bits(shape_of("random.randint", shape)).astype("uint64") * (high - low) >> 32
     return (scaled.astype(int64) + low).astype(dtype)
 
 
@@ -355,7 +355,7 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
         Array([False, False,  True, False], bool, 'numpy')
     """
     p = within("random.bernoulli", "p", p, 0, 1)
-    return (bits(shape) >> 8) < round(p * 2**24)
+    return (bits(shape_of("random.bernoulli", shape)) >> 8) < round(p * 2**24)
 
 
 def permutation(x: int | Array, *, axis: int = 0) -> Array:
@@ -370,6 +370,7 @@ def permutation(x: int | Array, *, axis: int = 0) -> Array:
 
     Raises:
         AxisError: x lacks the axis.
+        ValueError: x is a negative number.
 
     Examples:
         >>> import polyarr as pa
@@ -381,6 +382,8 @@ def permutation(x: int | Array, *, axis: int = 0) -> Array:
         check_array("random.permutation", "x", x)
         axis = one_axis("random.permutation", x, axis)
     n = x if isinstance(x, int) else x.shape[axis]
+    if n < 0:
+        raise ValueError(f"random.permutation: x is {n}; it must not be negative")
     order = ops.argsort(bits((n,)))
     return order if isinstance(x, int) else ops.take(x, order, axis=axis)
 

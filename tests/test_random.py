@@ -171,6 +171,9 @@ def test_threads_never_share_a_draw(on_numpy: Backend) -> None:
         (lambda: random.uniform(3, dtype="int32"), pa.DtypeError, "dtype is int32; it must be floating"),
         (lambda: random.normal(3, dtype="complex64"), pa.DtypeError, "dtype is complex64; it must be floating"),
         (lambda: random.uniform((-1,)), ValueError, "lengths must not be negative"),
+        (lambda: random.randint(0, 3, (2, -1)), ValueError, r"^random.randint: shape is \[2, -1\]; lengths must not"),
+        (lambda: random.bernoulli(0.5, -1), ValueError, r"^random.bernoulli: shape is \[-1\]; lengths must not"),
+        (lambda: random.permutation(-1), ValueError, "^random.permutation: x is -1; it must not be negative$"),
     ],
 )
 def test_errors(on_numpy: Backend, call, error: type, message: str) -> None:
