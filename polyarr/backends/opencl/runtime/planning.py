@@ -83,6 +83,10 @@ class _Assumed:
         self._needs, self._verdicts = needs, device.plans[Verdicts]()
         self.known = self._verdicts.known
 
+    def get(self, name: str, find: Callable[[], str]) -> str:
+        """Return what is known to be wrong, without finding it."""
+        return self.known(name)
+
     def of_program(self, name: str, macros: dict[str, Any], text: str, check: partial) -> str:
         """Return what is known to be wrong with a program."""
         if self._verdicts.is_found(name, text):

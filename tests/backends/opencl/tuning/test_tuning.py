@@ -24,7 +24,9 @@ FLOAT32 = np.dtype("float32")
 def opencl():
     """Return the backend's modules."""
     pytest.importorskip("pyopencl")
-    names = ("tuned", "tune", "tuning", "matmul", "attention_tiled", "devices", "caches", "variants", "plans")
+    names = (
+        "tuned", "tune", "tuning", "matmul", "attention_tiled", "devices", "caches", "variants", "plans", "planning",
+    )  # fmt: skip
     return SimpleNamespace(**dict(zip(names, opencl_modules(*names), strict=True)))
 
 
@@ -76,6 +78,19 @@ def test_what_was_kept_is_used_for_its_class_alone(device, opencl) -> None:
     np.testing.assert_allclose((pa.asarray(x) @ pa.asarray(x).T).numpy(), x @ x.T, rtol=0, atol=1e-4)
     assert opencl.tuned.kept(device)[0].problem == ""
     assert opencl.tuned.diagnose(device)[0][0] == "ok"
+
+
+@on_opencl
+def test_a_capture_plans_with_what_was_kept_and_does_not_try_it(device, opencl, monkeypatch) -> None:
+    kept = entry(opencl, device)
+    opencl.tuned.change([kept])
+    x, y = (np.random.default_rng(0).standard_normal((n, 66), np.float32) for n in (67, 61))
+    found = pa.compile(lambda x, y: x @ y.T)(pa.asarray(x), pa.asarray(y))
+    np.testing.assert_allclose(found.numpy(), x @ y.T, rtol=0, atol=1e-4)
+    monkeypatch.setattr(opencl.tuned, "check", None)
+    device.plans.renew()
+    planning = opencl.planning.PlanningDevice(device)
+    assert vars(planning.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 64, 64, 64)[0]) == kept.parameters
 
 
 @on_opencl
