@@ -6,7 +6,7 @@ tell without computing (Backend.abstract), buffers hold nothing.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -188,7 +188,7 @@ class Trace:
                 forward=self._forward(op, kernel.forward), backward=self._backward(op, kernel.backward)
             )
 
-        abstract = self._abstract.get(kernel, kernel)
+        abstract = self._abstract.get(id(kernel), kernel)
         like = op.inputs.index("like") if "like" in op.inputs else len(op.inputs)
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
@@ -209,7 +209,7 @@ class Trace:
         return run
 
     def _forward(self, op: Op, forward: Callable) -> Callable:
-        abstract = self._abstract.get(forward, forward)
+        abstract = self._abstract.get(id(forward), forward)
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
             inputs = self._inputs((out, *args))
@@ -222,7 +222,7 @@ class Trace:
         return run
 
     def _backward(self, op: Op, backward: Callable) -> Callable:
-        abstract = self._abstract.get(backward, backward)
+        abstract = self._abstract.get(id(backward), backward)
 
         def run(g: Any, saved: Any, *args: Any, **params: Any) -> Any:
             inputs = self._inputs((g, saved, *args))
@@ -323,11 +323,14 @@ def is_zero(value: Any) -> bool:
     return type(value) in (int, float) and repr(value) in ("0", "0.0")
 
 
-def _abstract_of(backend: Backend) -> Mapping[Callable, Callable]:
-    """Return a backend's abstract kernels, if all kernels have one: the others would be given what holds nothing."""
-    kernels = backend.kernels.values()
+def _abstract_of(backend: Backend) -> dict[int, Callable]:
+    """Return a backend's abstract kernels by the kernels' ids, as kernels of somebody else may have no hash.
+
+    Without an abstract kernel for each kernel there are none: the others would be given what holds nothing.
+    """
+    kernels, found = backend.kernels.values(), {id(kernel): result for kernel, result in backend.abstract.items()}
     functions = [f for kernel in kernels for f in (kernel[:2] if isinstance(kernel, Fused) else (kernel,))]
-    return backend.abstract if all(f in backend.abstract for f in functions) else {}
+    return found if all(id(f) in found for f in functions) else {}
 
 
 def _outlived(where: str) -> str:
