@@ -279,7 +279,7 @@ class Capture:
             for a, then in before:
                 a.rebind(then)
             if rebound is not None:
-                self._keep_effects(rebound)
+                self._keep_effects(name, rebound)
 
     def _leaves(self, name: str, value: Any) -> list[Any]:
         try:
@@ -292,9 +292,11 @@ class Capture:
         found = [(s, self._tracer(s.handle)) for s in self._by_handle.values() if s.handle is not None]
         return [(s, a) for s, a in found if a.buf.slot != s.slot]
 
-    def _keep_effects(self, rebound: list[tuple[_Input, Array]]) -> None:
+    def _keep_effects(self, name: str, rebound: list[tuple[_Input, Array]]) -> None:
         """Apply in-place changes and draws to the caller's arrays after fn raised, as if it had not been traced."""
-        bufs = self.trace.computed([now.buf.slot for _, now in rebound]) if rebound else []
+        given, outputs = self.trace.given, [now.buf.slot for _, now in rebound]
+        program = self.trace.program(name, [*given], outputs)._replace(scalar_steps=())  # all scalars are given
+        bufs = runner(simplified(program))([*given.values()])
         for (source, now), buf in zip(rebound, bufs, strict=True):
             source.original.rebind(Array(self.trace.target, buf, now.spec))  # type: ignore[union-attr]
         if self.generator.draws:

@@ -19,7 +19,7 @@ from polyarr.core.current import CaptureContext
 from polyarr.core.errors import CaptureError
 from polyarr.core.number import Number, tracer, user_location
 from polyarr.core.op import Op
-from polyarr.core.program import Program, Step, assigned, flat, lookup
+from polyarr.core.program import Program, Step, flat
 from polyarr.core.spec import Spec
 from polyarr.ops.create import fill
 
@@ -75,6 +75,7 @@ class Trace:
         constants: Slot -> value known at capture.
         specs: Slot -> Spec, for arrays.
         scalars: Slot -> int or float, for scalar inputs and what is computed from them.
+        given: Slot -> value that the trace was given or has computed itself: of array inputs, and of all scalars.
         zeros: Slots of constants whose elements are all 0.
     """
 
@@ -84,7 +85,7 @@ class Trace:
         self.specs: dict[int, Spec] = {}
         self.scalars: dict[int, type] = {}
         self.zeros = set[int]()
-        self.is_open, self._given, self._abstract = True, dict[int, Any](), _abstract_of(target)
+        self.is_open, self.given, self._abstract = True, dict[int, Any](), _abstract_of(target)
         self._new, self._here = itertools.count(), Locations().here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
         self._same: dict[Any, int] = {}  # slots of constants by type and value
@@ -114,24 +115,17 @@ class Trace:
     def close(self) -> None:
         """Stop recording and release all buffers; later use of an array of this trace raises CaptureError."""
         self.is_open = False
-        for held in (self._known, self._same, self._given):
+        for held in (self._known, self._same, self.given):
             held.clear()
         self.steps, self.scalar_steps, self.constants, self.specs, self.scalars = [], [], {}, {}, {}
         self._here = Locations().here
-
-    def computed(self, slots: list[int]) -> list[Any]:
-        """Return the buffers in these slots, which the steps so far compute."""
-        values = {**self.constants, **self._given}
-        for step in self.steps:
-            values.update(assigned(step.outputs, step.call(*lookup(values, step.inputs), **step.params)))
-        return [values[slot] for slot in slots]
 
     # ---- values ----------------------------------------------------------------------------------------------
 
     def array(self, a: Array) -> Array:
         """Return the tracer of an array input."""
         held = self._buffer(a.buf, a.spec)
-        self._given[held.slot] = a.buf
+        self.given[held.slot] = a.buf
         return Array(self.backend, held, a.spec)
 
     def expect(self, a: Array) -> Array:
@@ -147,7 +141,7 @@ class Trace:
         """Return the tracer of a number that every run brings or computes."""
         slot = next(self._new)
         self.scalars[slot] = int if isinstance(now, int) else float
-        self._given[slot] = now
+        self.given[slot] = now
         return tracer(slot, now, self._evaluate)
 
     def constant(self, value: Any) -> int:

@@ -1,5 +1,6 @@
 """Captures on a backend whose kernels tell what they would return without computing (Backend.abstract)."""
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -95,6 +96,40 @@ def test_what_was_changed_in_place_before_an_error_is_computed(told):
     with pytest.raises(ValueError, match="stop"):
         pa.compile(fails)(x, y, 3)
     assert x.tolist() == [33, 66] and y.tolist() == [10, 20]
+
+
+def test_after_an_error_only_what_is_needed_is_computed_and_kept(told, calls):
+    alive, most = weakref.WeakSet(), []
+
+    def add(out, x, y):
+        found = (x + y).view(_Weak)
+        alive.add(found)
+        most.append(len(alive))
+        return found
+
+    def fails(x):
+        ops.sqrt(x)
+        y = x
+        for _ in range(20):
+            y = y + 1.0
+        x += y
+        raise ValueError("stop")
+
+    abstract = {**told.abstract, add: told.abstract[told.kernels[ops.add]]}
+    with pa.use_backend(told._replace(name="few", kernels={**told.kernels, ops.add: add}, abstract=abstract)):
+        x = pa.asarray([1.0])
+        with pytest.raises(ValueError, match="stop"):
+            pa.compile(fails)(x)
+        assert x.tolist() == [22]
+    assert max(most) <= 2 and len(most) == 21
+    assert "sqrt" not in calls
+
+
+class _Weak(np.ndarray):
+    """An array that is hashed by its identity, so that a WeakSet takes it."""
+
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
 
 
 def test_everything_is_computed_if_a_kernel_of_somebody_else_needs_values(told, calls):
