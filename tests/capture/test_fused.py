@@ -54,6 +54,8 @@ CALLS = {
     "huber": (huber, (array(7, 5), array(7, 1, seed=1)), {"width": 0.7}),
     "matmul": (lambda x, w, b: ops.gelu(x @ w + b), (array(4, 6), array(6, 3, seed=1), array(3, seed=2)), {}),
     "softmax": (lambda x: ops.softmax(x * 2) * ops.layer_norm(x), (array(6, 40),), {}),
+    "attention": (ops.attention, (array(1, 2, 8, 4), array(1, 2, 8, 4, seed=1), array(1, 2, 8, 4, seed=2)), {}),
+    "conv": (ops.conv, (array(1, 6, 6, 3), array(4, 3, 3, 3, seed=1)), {}),
     "twice": (lambda x, y: x * y + pa.sin(x), (array(5), array(5)), {}),
     "empty": (swiglu, (array(0, 6), array(0, 6)), {}),
     "scalar": (swiglu, (array(), array(4, seed=1)), {}),

@@ -19,7 +19,7 @@ class FirstRun:
 
     Attributes:
         recording: The recording; None once a launcher could not work without the value of a scalar.
-        input_refs: The memory of each input; None for a scalar.
+        input_refs: The memory of each input; None for a scalar, and for None.
         donated: Bytes of the donated inputs, by their memory.
         offset_slots: Index and slot of the offset of each input that does not begin where its memory begins.
         fixed_offsets: Inputs whose offset some launcher had to know.
@@ -38,7 +38,7 @@ class FirstRun:
             recording.values[slot] = value
         for i, (slot, ref, value) in enumerate(zip(program.inputs, self.input_refs, inputs, strict=True)):
             if ref is None:
-                self._values[slot] = recording.number(slot, value)
+                self._values[slot] = None if value is None else recording.number(slot, value)
                 continue
             if slot in program.donated:
                 self.donated[ref] = value.memory.size

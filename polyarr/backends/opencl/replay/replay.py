@@ -24,6 +24,7 @@ from polyarr.backends.opencl.replay.widening import remove_widening_casts
 from polyarr.backends.opencl.runtime.checking import check_inputs, is_checked
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, is_aligned
+from polyarr.core.number import Number
 from polyarr.core.program import Inputs, Program, Run
 
 MAX_LAYOUTS = 8  # layouts of the inputs that are recorded; with further ones, the launchers run
@@ -93,11 +94,14 @@ class Replay:
         return (*buf.strides, ("at", buf.offset) if i in self._fixed_offsets else ("aligned", is_aligned(buf)))
 
     def _record(self, layout: Any, inputs: list[Any]) -> list[Any]:
+        if not all(map(_can_vary, inputs)):
+            self._failures = MAX_FAILURES
+            return self._run(inputs)
         first = FirstRun(self._device, self._program, inputs, self._fixed_offsets)
         outputs = first.run()
         if first.fixed_offsets:  # the layout differs
             self._fixed_offsets |= first.fixed_offsets
-        elif first.recording is None:
+        elif first.recording is None or not all(map(_can_vary, outputs)):
             self._failures = MAX_FAILURES
         elif first.recording.reads or not self._are_new(first.recording, outputs):
             self._failures += 1
@@ -109,6 +113,15 @@ class Replay:
         """Return whether every output lies in memory that is new in each run, or in an input's or a constant's."""
         fixed = {b.memory.int_ptr for b in outputs if type(b) is Buffer and recording.ref(b.memory).memory}
         return fixed <= self._constants.keys()
+
+
+def _can_vary(value: Any) -> bool:
+    """Return whether a replay can set such an input, or return such an output, whose value is another in each run.
+
+    What a kernel saves for its backward part may be anything, and a fused function (polyarr.fused) keeps it between its
+    two programs.
+    """
+    return value is None or type(value) is Buffer or type(value) in (int, float) or isinstance(value, Number)
 
 
 class KeptInputs:
