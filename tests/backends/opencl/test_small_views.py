@@ -64,3 +64,16 @@ def test_they_have_the_bits_of_programs_for_each_layout(device, monkeypatch):
     for place, _, (far, less, *_), a, b in shared:
         np.testing.assert_allclose(far, np.hypot(a, b), rtol=1e-6, err_msg=place)
         np.testing.assert_array_equal(less, np.minimum(a, b), err_msg=place)
+
+
+def test_a_replay_writes_over_the_operand_that_has_the_layout_of_the_result(device):
+    """A product with a number from memory on either side is one program; its result fits over both operands."""
+    device.plans.renew()
+    rng = np.random.default_rng(0)
+    given = [pa.asarray(rng.standard_normal(shape).astype("float32")) for shape in ((2, 33), (33, 3), (5,))]
+    functions = (lambda w, x, s: (w @ x) * pa.sum(s)), (lambda w, x, s: pa.sum(s) * (w @ x))
+    due = [bits(fn(*given)) for fn in functions]
+    for fn, expected in zip(functions, due, strict=True):
+        compiled = pa.compile(fn)
+        for _ in range(3):
+            assert bits(compiled(*given)) == expected

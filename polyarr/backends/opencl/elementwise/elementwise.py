@@ -275,10 +275,9 @@ def _plan(
     )  # fmt: skip
     arguments = (t for kind in kinds for t in OPERANDS.get(kind, (passed_as(stored["ACC"]),)))
     kernel.arguments = (*arguments, None, INT64, STRUCTURE, *(() if start is None else START_ARGUMENTS))
-    if start is None and is_row:  # a twin, because another launch of the program may have operands with other strides
-        kernel = kernel.twin
+    if start is None and is_row:
         dtypes = [bool_ if name == "c" else dtype for name, *_ in given]
-        kernel.in_place = _in_place(kinds, dtypes, out.dtype, expression)
+        kernel = kernel.twin(_in_place(kinds, dtypes, out.dtype, expression))
     used = [*(s for *_, s in given), steps[-1]]
     layout = np.array([*lengths, *(step for s in used for step in s), out.size, block], np.int64)
     argument = to_argument(dtype, is_compared=out.dtype == bool_)

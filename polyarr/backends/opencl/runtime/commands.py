@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.runtime.checking import checked_launch, is_checked
@@ -341,13 +341,19 @@ class Kernel(Command):
         super().__init__(name, commands, self._first)
         self.program = program  # a kernel object of Intel's does not keep its program alive
         self.cl_kernel, self._launched, self.arguments = kernel, launched, arguments
-        self.has_run = False
+        self.has_run, self._twins = False, dict[tuple[InPlace, ...], Kernel]()
 
-    @cached_property
-    def twin(self) -> "Kernel":
-        """A copy of the kernel as another Command, so that its attributes may differ from the original's."""
-        own = self._commands.driver.kernel(self.program, self.name)
-        return Kernel(self.program, self.name, own, self._commands, self._launched, self.arguments)
+    def twin(self, in_place: tuple[InPlace, ...]) -> "Kernel":
+        """Return a copy of the kernel as another Command, which may write over these arguments; there is one of each.
+
+        Launches of one program may have operands of different strides, and so write over different ones.
+        """
+        if in_place not in self._twins:
+            own = self._commands.driver.kernel(self.program, self.name)
+            found = Kernel(self.program, self.name, own, self._commands, self._launched, self.arguments)
+            found.in_place = in_place
+            self._twins[in_place] = found
+        return self._twins[in_place]
 
     def _first(self, queue: Any, work: Any, group: Any, *args: Any) -> Any:
         """Enqueue the first launch; afterwards the kernel is called directly, where an event costs little."""

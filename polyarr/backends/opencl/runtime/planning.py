@@ -109,9 +109,8 @@ class _Program:
 class _Kernel:
     """A kernel that does nothing."""
 
-    @property
-    def twin(self) -> "_Kernel":
-        """The kernel."""
+    def twin(self, in_place: Any) -> "_Kernel":
+        """Return the kernel."""
         return self
 
     def __call__(self, *_: Any) -> None:
