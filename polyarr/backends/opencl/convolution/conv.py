@@ -56,15 +56,14 @@ def conv(
 
 
 def conv_backward(
-    device: Device, g: Buffer, saved: tuple[Buffer | None, dict[str, Any]], x: Buffer, weight: Buffer,
-    bias: Buffer | None, *,
+    device: Device, g: Buffer, saved: tuple[Buffer | None, Any], x: Buffer, weight: Buffer, bias: Buffer | None, *,
     wanted: tuple[bool, bool, bool], stride: Shape, padding: Padding, dilation: Shape, groups: int,
     activation: str | None, precision: str = "highest",
 ) -> tuple[Buffer | None, Buffer | None, Buffer | None]:  # fmt: skip
     """Return the gradients of x, weight and bias."""
     before, operands = saved
     params, epilogue = ConvParams(stride, padding, dilation, groups), PLAIN._replace(precision=precision)
-    known = {**operands}
+    known = dict(operands)
     rows, dbias = through_activation(device, rows_of(device, g), before, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
     if wanted[1]:

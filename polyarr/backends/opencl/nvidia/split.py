@@ -134,9 +134,11 @@ def _resident_groups(device: Device, fours: int, row: int) -> int:
     return groups // whole * whole or groups
 
 
-def saved_operands(device: Device, known: SplitOperands, terms: int) -> SplitOperands:
-    """Return the split operands that a forward pass saves: two-term ones that are not too large."""
-    most = device.features.global_memory // KEPT_FRACTION if terms == KEPT_TERMS else 0
+def saved_operands(device: Device, known: SplitOperands, terms: int) -> SplitOperands | tuple[()]:
+    """Return the split operands that a forward pass saves: two-term ones that are not too large. Others save none."""
+    if terms != KEPT_TERMS:
+        return ()
+    most = device.features.global_memory // KEPT_FRACTION
     return {name: each for name, each in known.items() if 2 * each.terms.size <= most}
 
 

@@ -69,7 +69,7 @@ class Nvidia(Vendor):
     def rows_at_once(self, features: Any) -> int:
         return ROWS_AT_ONCE if features.architecture >= driver.HOPPER else 1
 
-    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any]:
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any] | tuple[()]:
         return split.saved_operands(device, known, terms)
 
 

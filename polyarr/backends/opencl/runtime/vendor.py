@@ -56,9 +56,9 @@ class Vendor:
         """Return the number of rows that a linear layer computes in about the time of one."""
         return 1
 
-    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any]:
-        """Return what a convolution saves of its operands for backward."""
-        return {}
+    def saved_operands(self, device: Any, known: dict[str, Any], terms: int) -> dict[str, Any] | tuple[()]:
+        """Return what a convolution saves of its operands for backward; no tuple if there may be any."""
+        return ()
 
 
 @cache
