@@ -227,6 +227,7 @@ BACKEND_CHECKS = {
     "random-bits": ("core", backend_checks.check_random_bits),
     "bad-indices": ("core", backend_checks.check_bad_indices),
     "threads": ("core", backend_checks.check_threads),
+    "overlaps": ("core", state.check_overlaps),
     "program-cache": ("core", backend_checks.check_program_cache),
     "joined": ("core", capturing.check_joined),
     "captures": ("core", programs.check_captures),

@@ -486,13 +486,13 @@ def _dtypes(op: Op, sample: Sample) -> tuple[list[np.dtype], list[np.dtype]]:
     return inputs, [s.dtype for s in tree.leaves(op(*specs, **sample.params))]
 
 
-def cotangents_of(result: Any, sample: Sample) -> Any:
+def cotangents_of(result: Any, sample: Sample, seed: int = 8) -> Any:
     """Return a cotangent for every result (an integer result is its own), or None without floating-point results."""
     if not any(a.dtype in INEXACT for a in tree.leaves(result)):
         return None
 
     def cotangent(a: Array) -> Array:
-        return _direction(a, 8, sample.g) if a.dtype in INEXACT else a
+        return _direction(a, seed, sample.g) if a.dtype in INEXACT else a
 
     return tree.map(cotangent, result)
 

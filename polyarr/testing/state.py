@@ -5,28 +5,59 @@ affect each other. The checks have the form of those in checks.py.
 """
 
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.testing.checks import check, compare_with_reference, gradients_of, label_of, uses_unordered_op
+from polyarr.testing.checks import (
+    check,
+    compare_with_reference,
+    cotangents_of,
+    gradients_of,
+    label_of,
+    uses_unordered_op,
+)
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.samples import SAMPLES, large
-from polyarr.testing.strategies import Sample
+from polyarr.testing.strategies import Data, Sample
 
 LATER = 20  # calls after which a result must be unchanged
-THREADS, ROUNDS = 4, 2
+THREADS, ROUNDS = 4, 3
+PAUSE = 1e-4  # seconds for which a thread lets others run before a line
 CHOICES = {  # alternative values of parameters
     "approximate": ("none", "tanh"), "reduction": ("mean", "sum", "none"),
     "activation": (None, "relu", "silu", "gelu", "gelu_tanh"), "axis": (None, 0, 1, -1), "scale": (None, 0.3),
     "axes": (None, (1, 0), 1), "dtype": ("bfloat16", "float64", "int32"),
 }  # fmt: skip
+
+# Calls of kernels with scratch memory: partial results, sorted keys, statistics of rows, packed operands. They take
+# long enough for kernels of several threads to overlap, and a library that computes without Python's lock releases it.
+_X, _ROW = Data((61, 1031)), Data((1031,), seed=1)
+OVERLAPPING: tuple[tuple[Op, Sample], ...] = (
+    *((op, Sample((_X,), {"axis": axis})) for op in (ops.sum, ops.cumulative_sum, ops.softmax) for axis in (0, 1)),
+    *((op, Sample((_X,), {"axis": None})) for op in (ops.sum, ops.max, ops.argmax)),
+    *((op, Sample((_X,), {"axis": 1})) for op in (ops.argsort, ops.var, ops.logsumexp)),
+    (ops.add, Sample((_X, _X)).with_layout("transposed")),
+    (ops.matrix_product, Sample((_X, Data((1031, 61), seed=1)))),
+    (ops.matrix_product, Sample((Data((3, 5003)), Data((5003, 4), seed=1)))),
+    (ops.linear, Sample((Data((67, 131)), Data((35, 131), seed=1), Data((35,), seed=2)), {"activation": "silu"})),
+    (ops.layer_norm, Sample((_X, _ROW, Data((1031,), seed=2)), {"eps": 0.1})),
+    (ops.rms_norm, Sample((_X, _ROW), {"eps": 0.1})),
+    (ops.attention, Sample((*(Data((2, 67, 64), seed=i) for i in range(3)), None, 7, 3), {"causal": True})),
+    (ops.cross_entropy, Sample((_X, Data((61,), "int64", "below", limit=1031)))),
+    (ops.take, Sample((_X, Data((67,), "int64", "below", limit=61)), {"axis": 0})),
+    (ops.scatter_add, Sample((_X, Data((67,), "int64", "below", limit=5), Data((67, 1031), seed=1)), {"axis": 0})),
+    (ops.conv, Sample((Data((2, 9, 11, 17)), Data((19, 3, 3, 17), seed=1), Data((19,), seed=2)), {"padding": 1})),
+)  # fmt: skip
 
 
 @check
@@ -125,21 +156,58 @@ def check_threads(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that computations in other threads make no difference."""
     if backend.unordered and uses_unordered_op(op, backend, sample):
         raise Lacking(f"{backend.name} says that what {op.name} needs adds in no fixed order")
-    each = [sample.with_other_numbers(i) for i in range(THREADS)]
+    calls = [_prepare(op, backend, sample, i) for i in range(THREADS)]
+    for _ in range(ROUNDS):
+        _compare_at_once(backend, calls)
 
-    def work(mine: Sample) -> dict[tuple, bytes]:
-        with use_backend(backend):
-            args = mine.arrays(backend)
-            return bits((op(*args, **mine.params), gradients_of(op, args, mine)))
 
-    alone = [work(mine) for mine in each]
-    with _taking_turns_quickly(), ThreadPoolExecutor(THREADS) as pool:
-        together = list(pool.map(work, each * ROUNDS))
-    for i, found in enumerate(together):
-        for path, value in alone[i % THREADS].items():
-            if found[path] != value:
-                what = "the result" if path[0] == 0 else f"d/d{path[1]}"
-                raise CheckFailure(f"{label_of(op, backend)}: {what} has other bits while other threads compute")
+def check_overlaps(backend: Backend, examples: int) -> None:
+    """Check that kernels which need scratch memory give the same bits while threads call the same and other kernels."""
+    with use_backend(backend):
+        known = [c for c in OVERLAPPING if not (backend.unordered and uses_unordered_op(c[0], backend, c[1]))]
+        calls = [[_prepare(op, backend, sample, i) for op, sample in known] for i in range(THREADS)]
+    for apart in (0, len(known) // THREADS):  # threads call the same op, then others
+        for i in range(len(known)):
+            _compare_at_once(backend, [own[(i + thread * apart) % len(known)] for thread, own in enumerate(calls)])
+
+
+class _Call(NamedTuple):
+    """A call that is ready: its inputs are on the backend, since no kernel runs while they are copied there."""
+
+    op: Op
+    run: Callable[[], tuple]  # returns value and gradients
+    due: dict[tuple, bytes]  # what it returns alone
+
+
+def _prepare(op: Op, backend: Backend, sample: Sample, thread: int) -> _Call:
+    """Return the call with the numbers of a thread."""
+    mine = sample.with_other_numbers(thread)
+    args = mine.arrays(backend)
+    cotangents = cotangents_of(op(*args, **mine.params), mine, 8 + thread)
+
+    def run() -> tuple:
+        return op(*args, **mine.params), gradients_of(op, args, mine, cotangents)
+
+    return _Call(op, run, bits(run()))
+
+
+def _compare_at_once(backend: Backend, calls: list[_Call]) -> None:
+    """Make each of the calls in a thread of its own, all at once, and compare with what it returns alone."""
+    start = threading.Barrier(len(calls))
+
+    def work(call: _Call) -> dict[tuple, bytes]:
+        start.wait()
+        with use_backend(backend), _yielding():
+            found = call.run()
+        return bits(found)
+
+    with _taking_turns_quickly(), ThreadPoolExecutor(len(calls)) as pool:
+        for call, found in zip(calls, pool.map(work, calls), strict=True):
+            for path, value in call.due.items():
+                if found[path] != value:
+                    what = "the result" if path[0] == 0 else f"d/d{path[1]}"
+                    label = label_of(call.op, backend)
+                    raise CheckFailure(f"{label}: {what} has other bits while other threads compute")
 
 
 @contextmanager
@@ -150,3 +218,30 @@ def _taking_turns_quickly() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextmanager
+def _yielding() -> Iterator[None]:
+    """Let other threads run before each line of the backend's Python code, the first time that the line is reached.
+
+    Otherwise a thread seldom loses Python's lock between the lines that write to memory and those that read it.
+    """
+    seen = set[tuple[int, int]]()
+
+    def at_call(frame: FrameType, event: str, arg: Any) -> Callable | None:
+        name = frame.f_globals.get("__name__", "")
+        return None if name.startswith("polyarr.") and not name.startswith("polyarr.backends.") else at_line
+
+    def at_line(frame: FrameType, event: str, arg: Any) -> Callable:
+        place = id(frame.f_code), frame.f_lineno
+        if event == "line" and place not in seen:
+            seen.add(place)
+            time.sleep(PAUSE)
+        return at_line
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

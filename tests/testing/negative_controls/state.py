@@ -218,6 +218,43 @@ for _op in (ops.cos, ops.min, ops.scatter, ops.concat, ops.bitwise_xor, ops.loga
     wrapping("numpy", _op, f"{_op.name}: threads share its scratch", {f"threads-{_op.name}": THREADS}, with_scratch)
 
 
+def through(scratch, found):
+    """Write a result to scratch memory and read it back at once."""
+    view = scratch[: found.nbytes].view(found.dtype).reshape(found.shape)
+    view[...] = found
+    return view.copy()
+
+
+def with_unlocked_scratch(kernel):
+    scratch = np.empty(2**22, np.uint8)
+    return lambda out, *bufs, **params: through(scratch, np.asarray(kernel(out, *bufs, **params)))
+
+
+for _op in (ops.argsort, ops.max, ops.sqrt, ops.divide):
+    wrapping(
+        "numpy",
+        _op,
+        f"{_op.name}: threads share its scratch for a moment",
+        {f"threads-{_op.name}": THREADS},
+        with_unlocked_scratch,
+    )
+
+
+@fault("numpy", {"backend-overlaps": rf"\w+ on numpy: {THREADS}"})
+def kernels_share_scratch_for_large_results(backend):
+    scratch = np.empty(2**22, np.uint8)
+
+    def change(kernel):
+        def changed(out, *bufs, **params):
+            found = np.asarray(kernel(out, *bufs, **params))
+            return through(scratch, found) if 2**12 < found.size < 2**18 else found
+
+        return changed
+
+    changed = ops.exp, ops.subtract, ops.multiply, ops.argsort, ops.cumulative_sum, ops.take
+    return with_kernels(backend, {op: change(backend.kernels[op]) for op in changed})
+
+
 def at_home_only(kernel):
     """Leave the kernel's tables empty on all threads but the first."""
 
