@@ -14,7 +14,8 @@ from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.core.spec import COMPLEX, INEXACT
+from polyarr.core.spec import COMPLEX, INEXACT, NARROW
+from polyarr.testing import adapters
 from polyarr.testing.checks import carries_gradient, check, coarsest, gradients_of, label_of, reference
 from polyarr.testing.compare import CheckFailure, close, values
 from polyarr.testing.samples import SAMPLES
@@ -49,12 +50,45 @@ COTANGENTS: dict[str, Change] = {
     "that repeats its first column": _repeated(lambda shape: (*shape[:-1], 1)[-len(shape) :] if shape else ()),
 }
 LAYOUTS = ("reversed", "stepped", "offset")
+ROWS, CHANNELS = 4096, 8
 FEW = ("half of zeros", "with one nan", "that repeats its first row")  # for ops whose gradient consists of other ops
+
+
+def _of_many_rows(op: Op, dtype: str) -> Sample | None:
+    """Return a call whose gradient adds 4,096 rows, if the op has one: positive terms, so that no errors cancel."""
+
+    def data(*shape: int) -> Data:
+        return Data(shape, dtype, "positive", seed=len(shape))
+
+    row, images = data(CHANNELS), data(ROWS // 64, 64, CHANNELS)
+    few, at = data(2, CHANNELS), Data((ROWS,), "int64", "below", limit=2)
+    calls = {
+        ops.layer_norm: Sample((data(ROWS, CHANNELS), row, row), {"eps": 0.1}),
+        ops.rms_norm: Sample((data(ROWS, CHANNELS), row), {"eps": 0.1}),
+        ops.batch_norm: Sample((images, row, row), {"eps": 0.1}),
+        ops.group_norm: Sample((images, row, row), {"eps": 0.1, "groups": 2}),
+        ops.instance_norm: Sample((images, row, row), {"eps": 0.1}),
+        ops.linear: Sample((data(ROWS, CHANNELS), data(5, CHANNELS), data(5))),
+        ops.conv: Sample((data(4, ROWS // 4, CHANNELS), data(5, 1, CHANNELS), data(5))),
+        ops.embedding: Sample((few, at)),
+        ops.take: Sample((few, at), {"axis": 0}),
+        ops.multiply: Sample((data(ROWS, CHANNELS), row)),
+    }
+    return calls.get(op)
+
+
+def _check_many_rows(op: Op, backend: Backend, sample: Sample) -> None:
+    """Check that gradients of 16-bit floats are added in float32, and rounded once."""
+    got, expected = (_gradients(op, b, sample, np.abs, wide) for b, wide in ((backend, False), (reference(), True)))
+    for name, due in expected.items():
+        if due.size < ROWS:
+            what = f"of {ROWS:,} rows and a positive cotangent, d/d{name}"
+            close(label_of(op, backend), what, got[name], due, "relative", ROWS)
 
 
 @check
 def check_cotangents(op: Op, backend: Backend, sample: Sample) -> None:
-    """Check the gradients for cotangents of zeros, with nan or infinity, reversed, strided or broadcast."""
+    """Check the gradients for cotangents of zeros, with nan or infinity, reversed or broadcast, and for many rows."""
     if not carries_gradient(op, sample):
         return
     usual = {name: largest(g) for name, g in _gradients(op, reference(), sample, None, True).items()}
@@ -66,6 +100,9 @@ def check_cotangents(op: Op, backend: Backend, sample: Sample) -> None:
     for hidden in _with_nan(op, sample):
         for what in ("of zeros", "half of zeros") if has_own else ("half of zeros",):
             _agree(op, backend, hidden, f"{what}, where an input holds nan", COTANGENTS[what], usual)
+    for dtype in (d for d in NARROW if d in backend.dtypes):
+        if (many := _of_many_rows(op, dtype.name)) is not None and not adapters.is_adapter(backend.name):
+            _check_many_rows(op, backend, many)
 
 
 def _with_nan(op: Op, sample: Sample) -> Iterator[Sample]:

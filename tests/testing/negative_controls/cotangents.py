@@ -4,6 +4,7 @@ import numpy as np
 
 from polyarr import ops
 from tests.testing.negative_controls import fused_kernels
+from tests.testing.negative_controls.sizes import wrapping
 from tests.testing.negative_controls.table import differs, kernels
 
 
@@ -116,3 +117,35 @@ plant(
     unwanted(ops.layer_norm, "bias"),
     when(lambda x, weight, bias: weight and bias and not x, 2, lambda d: d / 2),
 )
+
+
+# ---- sums over many rows -----------------------------------------------------------------------------------------
+
+
+def added_in(block):
+    """Add the gradients of 16-bit weights in blocks of rows, and the sums of the blocks one by one in 16 bits."""
+
+    def change(fused):
+        def backward(g, saved, x, *rest, **params):
+            if x.dtype.itemsize > 2 or len(x) <= block:
+                return fused.backward(g, saved, x, *rest, **params)
+            parts = [slice(i, i + block) for i in range(0, len(x), block)]
+            each = [fused.backward(g[p], saved[p], x[p], *rest, **params) for p in parts]
+            total = each[0][1]
+            for _, dweight in each[1:]:
+                total = total + dweight
+            return np.concatenate([dx for dx, _ in each]), total
+
+        return fused._replace(backward=backward)
+
+    return change
+
+
+for _block in (16, 256):
+    wrapping(
+        "fused",
+        ops.rms_norm,
+        f"rms_norm: the gradient of the weight is added in 16 bits after {_block} rows",
+        {"cotangents-rms_norm": differs(r"of 4,096 rows and a positive cotangent, d/dweight", r"b?float16")},
+        added_in(_block),
+    )
