@@ -43,9 +43,8 @@ CHOICES = {  # alternative values of parameters
 # long enough for kernels of several threads to overlap, and a library that computes without Python's lock releases it.
 _X, _ROW = Data((61, 1031)), Data((1031,), seed=1)
 OVERLAPPING: tuple[tuple[Op, Sample], ...] = (
-    *((op, Sample((_X,), {"axis": axis})) for op in (ops.sum, ops.cumulative_sum, ops.softmax) for axis in (0, 1)),
-    *((op, Sample((_X,), {"axis": None})) for op in (ops.sum, ops.max, ops.argmax)),
-    *((op, Sample((_X,), {"axis": 1})) for op in (ops.argsort, ops.var, ops.logsumexp)),
+    *((op, Sample((_X,), {"axis": axis})) for op, axis in ((ops.sum, 0), (ops.sum, 1), (ops.max, None))),
+    *((op, Sample((_X,), {"axis": 1})) for op in (ops.argsort, ops.cumulative_sum, ops.var, ops.softmax)),
     (ops.add, Sample((_X, _X)).with_layout("transposed")),
     (ops.matrix_product, Sample((_X, Data((1031, 61), seed=1)))),
     (ops.matrix_product, Sample((Data((3, 5003)), Data((5003, 4), seed=1)))),
