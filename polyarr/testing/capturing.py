@@ -117,6 +117,12 @@ def _compare_donated(op: Op, backend: Backend, sample: Sample, then: Callable[[t
         before, got = bits(due), compiled(found.arrays(backend))
         _compare_bits(op, backend, moment, before, bits(got))
         kept.append((before, got))
+    args = sample.arrays(backend)
+    views = [ops.reshape(a, shape=(-1,)) for a in tree.leaves(args) if isinstance(a, Array)]
+    given = bits(views)
+    compiled(args)
+    if bits(views) != given:
+        raise CheckFailure(f"{label_of(op, backend)}: compiled, {moment}: a view of one was written over")
     for before, got in kept:
         _compare_bits(op, backend, f"{moment}, after further runs", before, bits(got))
 
