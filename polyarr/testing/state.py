@@ -31,7 +31,7 @@ from polyarr.testing.samples import SAMPLES, large
 from polyarr.testing.strategies import Data, Sample
 
 LATER = 20  # calls after which a result must be unchanged
-THREADS, ROUNDS = 4, 3
+THREADS, ROUNDS = 4, 2
 PAUSE = 1e-4  # seconds for which a thread lets others run before a line
 CHOICES = {  # alternative values of parameters
     "approximate": ("none", "tanh"), "reduction": ("mean", "sum", "none"),
