@@ -62,7 +62,7 @@ class Call:
 
     def message(self, text: str) -> int:
         """Return the number of an error about x."""
-        return self.device.plans[_message](self._given + text)
+        return self.device.faults.message(self._given + text)
 
     def program(self, stem: str, **macros: Any) -> Program:
         """Return the program of a file for this dtype."""
@@ -188,10 +188,6 @@ class Call:
         program = self._mover(self.acc, self.acc)
         program.find_signs(*self.per_matrix(chunks), x.memory, found.memory, *x.shape[1:], chunks)
         return found
-
-
-def _message(device: Device, text: str) -> int:
-    return device.faults.message(text)
 
 
 def _one(device: Device, dtype: np.dtype) -> Buffer:

@@ -77,7 +77,7 @@ class Faults:
         self._local = threading.local()
         self._threads = 0  # with a single thread, origins need not be followed
         self._unread: set[Record] = set()  # with calls that no read has checked
-        self._messages: list[str] = []  # of bad matrices, by number
+        self._messages: dict[str, int] = {}  # the messages of bad matrices, and their numbers, in order
 
     def mine(self) -> Record:
         """Return the record of the calling thread."""
@@ -114,8 +114,7 @@ class Faults:
     def message(self, text: str) -> int:
         """Return the number by which a kernel notes that a matrix is bad; `text` is the message of the MatrixError."""
         with self._device.lock:
-            self._messages.append(text)
-            return len(self._messages) - 1
+            return self._messages.setdefault(text, len(self._messages))
 
     def follow(self, bufs: Any) -> None:
         """Note the arrays that this thread uses: errors in what they are made of will be raised here, too."""
@@ -184,7 +183,7 @@ class Faults:
     def _error(self, found: np.ndarray, more: str = "") -> Exception:
         """Return the error that a kernel noted."""
         if found[2] == OF_MATRIX:
-            return MatrixError(self._messages[found[1]] + more)
+            return MatrixError([*self._messages][found[1]] + more)
         index = int(found[1]) + (int(found[3]) << 32)
         return IndexError(f"index {index} is out of range for an axis of length {found[2]}{more}")
 

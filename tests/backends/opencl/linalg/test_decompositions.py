@@ -217,6 +217,17 @@ def test_bad_matrices_are_errors_at_the_next_read(device, call, message):
     assert linalg.inv(pa.eye(2) * 2).tolist() == [[0.5, 0], [0, 0.5]]
 
 
+@pytest.mark.polyarr_backend("opencl")
+def test_captures_of_one_shape_add_no_messages(backend):
+    faults, x = backend.home.faults, pa.asarray(np.eye(3, dtype=np.float32))
+    linalg.inv(x)
+    before = len(faults._messages)
+    for _ in range(3):
+        pa.compile(lambda x: linalg.inv(x))(x)
+    assert len(faults._messages) == before
+
+
+
 def test_solutions_may_overflow(device):
     matrix, right = np.diag([1e-30, 1.0]).astype("float32"), np.array([[1e30], [1.0]], np.float32)
     for x, b in ((matrix, right), (matrix * np.complex64(1j), right * np.complex64(1j))):
