@@ -1,4 +1,4 @@
-"""What OpenCL's launchers plan: captures compute nothing, and first runs have their programs built ahead."""
+"""Planning by OpenCL's launchers: captures compute nothing, and first runs have their programs built ahead."""
 
 from concurrent.futures import Future
 from functools import partial
@@ -28,7 +28,7 @@ def fresh(backend):
 
 @pytest.fixture
 def submitted(monkeypatch):
-    """What was submitted to probe processes, which are not started; every job is done, and found nothing wrong."""
+    """Jobs submitted to probe processes, which are not started; every job is done, and found nothing wrong."""
     found = []
 
     def submit(_, call, *arguments):
