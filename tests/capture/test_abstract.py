@@ -1,4 +1,4 @@
-"""Captures on a backend whose kernels tell what they would return without computing (Backend.abstract)."""
+"""Captures on a backend that has functions which compute nothing for its kernels (Backend.abstract)."""
 
 import weakref
 from collections.abc import Callable
