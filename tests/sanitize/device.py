@@ -14,7 +14,7 @@ from polyarr.backends.opencl.fft import passes, spectra, stages
 from polyarr.backends.opencl.gemm import grouped, matmul
 from polyarr.backends.opencl.indexing import index
 from polyarr.backends.opencl.linalg import jacobi, matrices, triangular
-from polyarr.backends.opencl.reductions import global_norm
+from polyarr.backends.opencl.reductions import global_norm, reduce
 from polyarr.backends.opencl.replay.fusion import fusion_of
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.geometry import CpuGeometry, GpuGeometry, geometry_of
@@ -69,6 +69,7 @@ def shrink() -> None:
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16
     global_norm.BLOCK, index.MAX_TILE, grouped.MAX_ROWS_PER_GROUP = 1000, 96, 4
+    reduce.COLUMN_VECTORS, reduce.MIN_COLUMN_ROWS = 8, 2
     matrices.GROUP["gpu"] = triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4

@@ -1,17 +1,18 @@
 // Reductions of one axis: sum, prod, max, min, and the second pass of argmax and argmin. reduce_gpu.cl has the kernels
-// for rows that are contiguous, on GPUs.
+// of GPUs for contiguous rows and for adjacent columns.
 //
 // x is a strided view of outer x length x inner elements. Each (outer, inner) has one result; results are row-major. If
 // the length is split into parts, each part has its own results, and those of one part follow those of the part before.
 //
 // Kernels  reduce_rows       LANES work-items reduce a row together; any strides
-//          reduce_columns    adjacent work-items reduce adjacent columns; inner_stride is 1
+//          reduce_columns    CPU: a work-item reduces adjacent columns; inner_stride is 1
 //          find_rows, find_columns    the index of the first element equal to `wanted` (one per result, of type T; nan
 //                            equals nan); the length if the part has none
 // Launch   reduce_rows       CPU (WG 1): global (blocks of rows, parts); GPU: groups of WG, with WG / LANES rows each
-//          reduce_columns    CPU: global (blocks of COLUMNS columns, outer, parts)
+//          reduce_columns    global (blocks of COLUMNS columns, outer, parts)
+//          find_rows         as reduce_rows
+//          find_columns      CPU: as reduce_columns
 //                            GPU: groups of (COLUMNS, WG / COLUMNS), one per block of columns; outer and parts likewise
-//          find_*            as the corresponding reduce_*
 // Params   T, LOAD            dtype of x: storage type, load function
 //          A                  type of the accumulator
 //          OUT_T, STORE       dtype of the results: storage type, store function
@@ -21,7 +22,7 @@
 //          STRIDE             1 if the rows of reduce_rows are dense, which allows vector loads; else `stride`
 //          WG, LANES          work-items per group, and per row: powers of two
 //          PARTIALS           independent accumulators per work-item, a power of two
-//          COLUMNS            columns per group of reduce_columns
+//          COLUMNS            columns per group of reduce_columns and find_columns
 
 #include "join.cl"
 
@@ -146,8 +147,7 @@ void find_columns(__global const T *restrict x, const long offset, __global cons
 #endif
 #endif
 
-#if !FIND
-#if WG == 1
+#if !FIND && WG == 1
 #define BELOW(r) ((A)LOAD(x, start + (r) * stride + c))
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
@@ -184,43 +184,4 @@ void reduce_columns(__global const T *restrict x, const long offset, __global OU
     }
     for (int c = 0; c < columns; c++) STORE(out, result + c, total[c]);
 }
-#else
-#define DEPTH (WG / COLUMNS)
-#define BELOW(r) ((A)LOAD(x, base + (r) * stride))
-__kernel __attribute__((reqd_work_group_size(COLUMNS, DEPTH, 1)))
-void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
-                    const long length, const long outer_stride, const long stride, const long part_length) {
-    __local A lane[WG];
-    const int c = get_local_id(0), depth = get_local_id(1);
-    const long column = (long)get_group_id(0) * COLUMNS + c, outer = get_group_id(1), part = get_group_id(2);
-    const long begin = part * part_length, end = column < inner ? MIN(begin + part_length, length) : begin;
-    const long base = offset + outer * outer_stride + column;
-    const A first = begin < end ? BELOW(begin) : (A)0;
-    A total = START;
-    for (long chunk = begin; chunk < end; chunk += 128 * DEPTH) {
-        const long stop = MIN(chunk + 128 * DEPTH, end);
-        A even = START, odd = START;
-        long r = chunk + depth;
-        for (; r + DEPTH < stop; r += 2 * DEPTH) {
-            const A v = BELOW(r), w = BELOW(r + DEPTH);
-            even = JOIN(even, v);
-            odd = JOIN(odd, w);
-        }
-        if (r < stop) {
-            const A v = BELOW(r);
-            even = JOIN(even, v);
-        }
-        even = JOIN(even, odd);
-        total = JOIN(total, even);
-    }
-    lane[depth * COLUMNS + c] = total;
-    for (int step = DEPTH / 2; step > 0; step /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (depth < step)
-            lane[depth * COLUMNS + c] = JOIN(lane[depth * COLUMNS + c], lane[(depth + step) * COLUMNS + c]);
-    }
-    if (depth == 0 && column < inner)
-        STORE(out, (part * (long)get_num_groups(1) + outer) * inner + column, lane[c]);
-}
-#endif
 #endif

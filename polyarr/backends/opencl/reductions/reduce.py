@@ -23,6 +23,9 @@ JOINS = {
 COMPLEX_JOINS = {"sum": ("ADD", "(A)(0, 0)"), "prod": ("MULTIPLY_COMPLEX", "(A)(1, 0)")}
 EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # initial values for floats, neutral even without a first element
 
+ALIGNED = 16  # a view that begins at a multiple of so many elements begins at a vector
+COLUMN_VECTORS, MAX_COLUMN_BYTES = 16, 64  # GPUs: vectors of a row that a group reads; accumulators of a work-item
+COLUMN_GROUPS, MIN_COLUMN_ROWS = 16, 32  # GPUs: desired groups per unit; rows of a work-item that are worth a part
 MAX_ONE_PASS_ARG = 1 << 18  # elements of a row up to which argmax by one work-group beats two passes by several
 
 
@@ -64,7 +67,7 @@ def _reduce(
 
 
 def _launch(device: Device, name: str, out: Spec, x: Buffer, window: Window) -> Buffer:
-    plan = device.plans[_plan](name, out, x.dtype, window)
+    plan = device.plans[_plan](name, out, x.dtype, window, x.offset % ALIGNED == 0)
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, name, out, result)
@@ -88,7 +91,7 @@ def _find(name: str, device: Device, out: Spec, x: Buffer, *, axis: int | None, 
         once.kernel(once.work, once.group, x.memory, x.offset, result.memory, *once.arguments)
         return result
     wanted = _launch(device, name, Spec((window.outer * window.inner,), x.dtype), x, window)
-    plan = device.plans[_plan](name, out, x.dtype, window, find=True)
+    plan = device.plans[_plan](name, out, x.dtype, window, False, find=True)
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, wanted.memory, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, "min", out, result)
@@ -123,9 +126,14 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
     return copy, _window(copy.shape, strides, rows)  # type: ignore[return-value]
 
 
-def _plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, *, find: bool = False) -> Plan:
+def _plan(
+    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, is_aligned: bool, *, find: bool = False
+) -> Plan:
+    """Plan a reduction; is_aligned says whether x begins at a vector. With find, it finds the indices of elements."""
     outputs = window.outer * window.inner
     by_columns = _is_by_columns(window)
+    if by_columns and not find and _has_vectors(device):
+        return _columns_plan(device, name, out, dtype, window, is_aligned)
     parts, part_length = _parts(device, window, by_columns)
     accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
@@ -167,7 +175,12 @@ def is_by_rows(device: Device, x: Spec, axes: tuple[int, ...]) -> bool:
 
 def _has_contiguous_rows(device: Device, window: Window) -> bool:
     """Return whether rows are contiguous, on a device whose work-items load vectors."""
-    return device.geometry.vector(1) > 1 and window.stride == 1 and not _is_by_columns(window)
+    return _has_vectors(device) and window.stride == 1 and not _is_by_columns(window)
+
+
+def _has_vectors(device: Device) -> bool:
+    """Return whether a device's work-items load vectors."""
+    return device.geometry.vector(1) > 1
 
 
 def _arg_plan(device: Device, name: str, out: Spec, dtype: np.dtype, window: Window) -> Plan | None:
@@ -182,23 +195,46 @@ def _vectors_plan(
     device: Device, name: str, dtypes: tuple[np.dtype, ...], window: Window, parts: int, part_length: int,
     partial: Spec | None, *, find: bool = False,
 ) -> Plan:  # fmt: skip
-    """Plan reduce_gpu.cl; dtypes are those of x, the accumulator and the result."""
-    stored, accumulator, written = _types(*dtypes)
-    join, start = _join(name, dtypes[0])
-    start = EMPTY.get(name, start) if dtypes[0] in FLOATS else start
+    """Plan rows of reduce_gpu.cl; dtypes are those of x, the accumulator and the result."""
     group, vector, lanes = team_of(device, dtypes[0], part_length)
-    program = device.build(
-        "reduce_gpu",
-        **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector,
-        **vector_types(dtypes[0], vector) | {"DTYPE": stored["LOAD"].removeprefix("load_")},
-        A=accumulator["ACC"], OUT_T=written["T"], STORE=written["STORE"],
-        JOIN=join, START=start, WG=group, LANES=lanes,
-        **({} if dtypes[0] in COMPLEX else {"BEFORE": "<" if name == "min" else ">"}),
-    )  # fmt: skip
+    before = {} if dtypes[0] in COMPLEX else {"BEFORE": "<" if name == "min" else ">"}
+    program = _build_gpu(device, name, dtypes, vector, WG=group, LANES=lanes, COLUMNS=0, **before)
     rows = window.outer * window.inner
     work = (-(-rows // (group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, part_length)
     return Plan(program.arg_rows if find else program.reduce_rows, work, (group, 1), arguments, partial)
+
+
+def _columns_plan(
+    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, is_aligned: bool
+) -> Plan:
+    """Plan columns of reduce_gpu.cl."""
+    geometry, accumulator = device.geometry, _accumulator(device, name, dtype, out.dtype)
+    vector = max(1, min(geometry.vector(dtype.itemsize), MAX_COLUMN_BYTES // accumulator.itemsize))
+    if not is_aligned or window.outer_stride % vector or window.stride % vector:
+        vector = 1
+    lanes = min(COLUMN_VECTORS, 1 << (-(-window.inner // vector) - 1).bit_length())  # a power of two
+    depth, blocks = geometry.reduction_group // lanes, -(-window.inner // (vector * lanes))
+    wanted = -(-COLUMN_GROUPS * geometry.units // max(window.outer * blocks, 1))
+    parts, part_length = _split(window.length, min(wanted, window.length // (MIN_COLUMN_ROWS * depth)))
+    partial = None if parts == 1 else Spec((parts, window.outer * window.inner), accumulator)
+    dtypes = dtype, accumulator, out.dtype if partial is None else accumulator
+    program = _build_gpu(device, name, dtypes, vector, WG=lanes * depth, LANES=lanes, COLUMNS=1)
+    work = window.outer * blocks * lanes, depth * parts
+    arguments = (window.inner, window.length, window.outer_stride, window.stride, part_length)
+    return Plan(program.reduce_columns, work, (lanes, depth), arguments, partial)
+
+
+def _build_gpu(device: Device, name: str, dtypes: tuple[np.dtype, ...], vector: int, **macros: Any) -> Any:
+    stored, accumulator, written = _types(*dtypes)
+    join, start = _join(name, dtypes[0])
+    start = EMPTY.get(name, start) if dtypes[0] in FLOATS else start
+    return device.build(
+        "reduce_gpu",
+        **{key: stored[key] for key in ("T", "ACC", "LOAD")}, VECTOR=vector,
+        **vector_types(dtypes[0], vector) | {"DTYPE": stored["LOAD"].removeprefix("load_")},
+        A=accumulator["ACC"], OUT_T=written["T"], STORE=written["STORE"], JOIN=join, START=start, **macros,
+    )  # fmt: skip
 
 
 def team_of(device: Device, dtype: np.dtype, length: int) -> tuple[int, int, int]:
@@ -253,6 +289,10 @@ def _parts(device: Device, window: Window, by_columns: bool) -> tuple[int, int]:
     geometry = device.geometry
     columns = geometry.column_share(window.inner) if by_columns else 1
     items, wanted = -(-max(window.outer * window.inner, 1) // columns), geometry.parts_per_unit * geometry.units
-    parts = max(1, min(-(-wanted // items), window.length // max(1, geometry.part // columns)))
-    part_length = max(1, -(-window.length // parts))
-    return max(1, -(-window.length // part_length)), part_length
+    return _split(window.length, min(-(-wanted // items), window.length // max(1, geometry.part // columns)))
+
+
+def _split(length: int, wanted: int) -> tuple[int, int]:
+    """Return about so many parts, at least one, and their length."""
+    part_length = max(1, -(-length // max(1, wanted)))
+    return max(1, -(-length // part_length)), part_length

@@ -19,8 +19,8 @@ from tests.helpers.opencl_modules import device_as_gpu, opencl_modules
 attention_decode, conv, copy, devices, fusion, fusion_rows_gpu = opencl_modules(
     "attention_decode", "conv", "copy", "devices", "fusion", "fusion_rows_gpu"
 )
-device_module, geometry, replay, table, gemv, topk = opencl_modules(
-    "device", "geometry", "replay", "table", "gemv", "topk"
+device_module, geometry, replay, reduce, table, gemv, topk = opencl_modules(
+    "device", "geometry", "replay", "reduce", "table", "gemv", "topk"
 )
 pytestmark = pytest.mark.polyarr_backend("opencl")
 JOINED = next(case.run for case in cases() if case.name == "backend-joined")
@@ -255,6 +255,24 @@ def test_padding_of_a_maximum_is_not_the_first_element_of_a_row(gpu):
     """Padding equal to the maximum must not win as a later equal element."""
     zeros = pa.asarray(np.array([[-0.0, 0.0]] * 3, np.float32))
     assert not np.signbit(pa.max(zeros, axis=1).numpy()).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int64", "bool", "complex64"])
+@pytest.mark.parametrize("gap", [0, 1])
+def test_reductions_of_columns(gpu, monkeypatch, dtype, gap):
+    """In vectors if all rows are aligned, else element by element; in several parts, and by several groups."""
+    monkeypatch.setattr(reduce, "MIN_COLUMN_ROWS", 2)
+    names = ("sum",) if dtype in ("bool", "complex64") else ("sum", "max", "min")
+    for shape in ((300, 64), (40, 70), (3, 50, 24), (2, 700, 3), (5, 1), (1, 9)):
+        host = np.random.default_rng(1).integers(-3, 4, (*shape[:-1], 80)).astype("float32")
+        host = host * (1 + 2j) if dtype == "complex64" else host
+        host = host if dtype == "bfloat16" else host.astype(dtype)
+        view = pa.astype(pa.asarray(host), dtype)[..., gap : gap + shape[-1]]
+        for name in names:
+            expected = getattr(np, name)(host[..., gap : gap + shape[-1]], axis=-2)
+            found = getattr(ops, name)(view, axis=-2)
+            assert found.dtype == (pa.bfloat16 if dtype == "bfloat16" else expected.dtype)
+            np.testing.assert_array_equal(found.astype(expected.dtype).numpy(), expected, err_msg=f"{name} {shape}")
 
 
 def test_running_sums_in_parts(gpu):
