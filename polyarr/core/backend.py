@@ -190,7 +190,7 @@ class Backend(NamedTuple):
             other scalar inputs arrive as Python numbers.
         precisions: Op -> float32 matmul precisions that its kernel distinguishes besides "highest". Only these kernels
             receive the parameter `precision`: "highest" or one of them.
-        handle: Backend-specific object for kernels from plugins (context, queue, ...); documented by the backend. None:
+        handle: Backend-specific object for kernels from plugins (build, empty, ...); documented by the backend. None:
             plugins can use the buffers only.
         home: Identifier of the memory. Arrays of backends with equal homes can be inputs of one op, and move between
             these backends without a copy. None: the home is `name`.

@@ -36,7 +36,7 @@ def backend_of(device: Any) -> Backend:
     """Return the backend of a Device."""
     from polyarr.backends.opencl import table
     from polyarr.backends.opencl.copying.copy import download, download_later
-    from polyarr.backends.opencl.handle import handle_of
+    from polyarr.backends.opencl.handle import Handle
     from polyarr.backends.opencl.ranks.collectives import collectives_of
     from polyarr.backends.opencl.replay.fusion import fusion_of
     from polyarr.backends.opencl.replay.replay import replay_of
@@ -62,7 +62,7 @@ def backend_of(device: Any) -> Backend:
         observing=partial(observing, device, frozenset(map(id, table.kernel_functions(kernels)))),
         peaks=device.plans[peaks_of],
         tuning=tuning_of(device),
-        handle=handle_of(device),
+        handle=Handle(device),
         home=device,
         reads=table.READS,
         dlpack=device.vendor.dlpack(device),

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from polyarr.backends.opencl.runtime.commands import Commands, Kernel
 from polyarr.backends.opencl.runtime.compiled import SILENT
 from polyarr.backends.opencl.runtime.driver import ERRORS
 from polyarr.backends.opencl.runtime.pocl import target_of
-from polyarr.backends.opencl.runtime.source import Arguments, arguments_of, needed, source_of
+from polyarr.backends.opencl.runtime.source import Arguments, arguments_in, arguments_of, needed, source_of
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, complex64, complex128, float16, float32, float64
 from polyarr.core.spec import bool as bool_
@@ -63,7 +63,7 @@ class Program:
     """A built program; its kernels are its attributes, each fetched once."""
 
     def __init__(
-        self, program: Any, commands: Commands, launched: Callable[[], None], arguments: dict[str, Arguments | None]
+        self, program: Any, commands: Commands, launched: Callable[[], None], arguments: Mapping[str, Arguments | None]
     ) -> None:
         kernels = commands.driver.kernels(program)
         self.kernels = {
@@ -76,7 +76,7 @@ class Program:
 
 
 class ProgramCache:
-    """Programs of one device by file and macros; `known` are macros about the device. Compilers cache on disk.
+    """Programs of one device by file and macros, or by source and macros. Compilers cache on disk.
 
     Attributes:
         known: Macros about the device.
@@ -106,18 +106,40 @@ class ProgramCache:
 
     def get(self, stem: str, defines: dict[str, Any]) -> Program:
         """Return the program of <stem>.cl with these macros."""
-        key = (stem, *defines.items())
+        return self._kept((stem, *defines.items()), lambda: self._build(stem, defines))
+
+    def of_source(self, source: str, defines: dict[str, Any]) -> Program:
+        """Return the program of another package's source with these macros.
+
+        Raises:
+            BackendError: It does not compile, has no kernel, or a kernel has parameters that cannot be passed.
+        """
+        return self._kept((source, *defines.items()), lambda: self._build_source(source, defines))
+
+    def _kept(self, key: Any, make: Callable[[], Program]) -> Program:
         program = self._programs.get(key)
         if program is None:
             with self._commands.lock:
-                program = self._programs.get(key) or self._build(stem, defines)
+                program = self._programs.get(key) or make()
                 self._programs[key] = program
         return program
 
     def _build(self, stem: str, defines: dict[str, Any]) -> Program:
-        text = self.text(stem, defines)
-        self._commands.announce(f"the build of {stem}.cl")
-        name, source, options = self._completed(text)
+        return self._compile(f"{stem}.cl", self.text(stem, defines), arguments_of(stem, defines), defines)
+
+    def _build_source(self, source: str, defines: dict[str, Any]) -> Program:
+        arguments = arguments_in(source, defines)
+        if not arguments:
+            raise BackendError("the source has no kernel; one begins with `kernel void` and its name")
+        text = self._with_macros(defines, f'#line 1 "source"\n{source}')
+        return self._compile(f"the source of {', '.join(arguments)}", text, arguments, defines, is_ours=False)
+
+    def _compile(
+        self, label: str, text: str, arguments: Mapping[str, Arguments | None], defines: dict[str, Any],
+        is_ours: bool = True,
+    ) -> Program:  # fmt: skip
+        self._commands.announce(f"the build of {label}")
+        name, source, options = self._completed(text, is_ours)
         if text not in self.jobs and self.compiler.is_slow(name):
             self.look_ahead()
         if (job := self.jobs.pop(text, None)) and not job.cancel():
@@ -129,24 +151,29 @@ class ProgramCache:
                 program = self.compiler.build(name, source, options)
             log = program.get_build_info(self._device, cl.program_build_info.LOG) if debug else ""
             if log.strip():
-                warnings.warn(f"{stem}.cl: {log.strip()}", cl.CompilerWarning, stacklevel=2)
+                warnings.warn(f"{label}: {log.strip()}", cl.CompilerWarning, stacklevel=2)
             launched = partial(self.compiler.launched, name)
-            return Program(program, self._commands, launched, arguments_of(stem, defines))
+            return Program(program, self._commands, launched, arguments)
         except ERRORS as error:
             device, given = self._device.name.strip(), " ".join(f"{k}={v}" for k, v in defines.items())
             raise BackendError(
-                f"{stem}.cl does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
+                f"{label} does not build on {device!r}\n{_compiler_log(str(error))}\nwith {given or 'no macros'}"
             ) from error
 
     def is_slow(self, text: str) -> bool:
         """Return whether it pays to have the program of a text built by another process meanwhile."""
         return self.compiler.is_slow(self._completed(text)[0])
 
-    def _completed(self, text: str) -> tuple[str, str, list[str]]:
-        """Return the name of a program, its source as the driver gets it, and its options."""
+    def _completed(self, text: str, is_ours: bool = True) -> tuple[str, str, list[str]]:
+        """Return the name of a program, its source as the driver gets it, and its options.
+
+        Other packages' sources may call any function of OpenCL C, ours only those of builtins.cl.
+        """
         # PoCL prints how many warnings there were, and PyOpenCL warns of any log; this silences both.
         silent = [] if is_on("POLYARR_DEBUG") else [SILENT]
-        source, options = self.compiler.completed(text, ["-cl-std=CL1.2", *silent, *self.options])
+        source, options = text, ["-cl-std=CL1.2", *silent, *self.options]
+        if is_ours:
+            source, options = self.compiler.completed(source, options)
         return hashlib.sha256("\n".join([*options, source]).encode()).hexdigest(), source, options
 
     def text(self, stem: str, defines: dict[str, Any]) -> str:
@@ -158,8 +185,12 @@ class ProgramCache:
         macros = {**self.known, **defines}
         if missing := needed(stem) - {name.partition("(")[0] for name in macros}:
             raise BackendError(f"{stem}.cl needs {', '.join(sorted(missing))}; given are {', '.join(macros)}")
+        return self._with_macros(defines, source_of(stem))
+
+    def _with_macros(self, defines: dict[str, Any], source: str) -> str:
         target = f"// {target_of(self._device)}\n"  # so that caches keep the binaries of processors apart
-        return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source_of(stem)
+        macros = {**self.known, **defines}
+        return target + "".join(f"#define {name} {value}\n" for name, value in macros.items()) + source
 
 
 def _compiler_log(text: str) -> str:

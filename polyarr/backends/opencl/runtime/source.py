@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.core.errors import BackendError
+
 FILES = {path.stem: path for path in Path(__file__).parents[1].rglob("*.cl")}  # beside their launchers
 INCLUDE = re.compile(r'^#include "(\w+)\.cl"\n', re.MULTILINE)
 # A macro for arguments, with its parameter if it has one, and its expansion; never under an #if.
@@ -26,6 +28,12 @@ SCALARS: dict[str, np.dtype] = {
     "float": np.dtype("float32"),
     "double": np.dtype("float64"),
 }
+
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# A kernel of another package, whichever way it is written.
+ANY_KERNEL = re.compile(r"\b(?:__)?kernel\b[^;{]*?\bvoid\s+(\w+)\s*\(([^{;]*)\)\s*\{")
+QUALIFIERS = {"const", "volatile", "__private", "private"}
+ALIASES = {"unsigned": "uint", "unsigned int": "uint", "unsigned long": "ulong", "size_t": "ulong"}
 
 MEMORY = "memory"
 STRUCTURE = np.dtype("V")  # passed as bytes; without a type, PyOpenCL would try everything else first, for 10 us
@@ -77,6 +85,42 @@ def arguments_of(stem: str, macros: Mapping[str, Any]) -> dict[str, Arguments | 
         kernel: names and tuple(passed_as(macros.get(name, name)) for name in names)
         for kernel, names in named.items()
     }
+
+
+class ReadArguments(dict[str, Arguments]):
+    """The argument types of kernels of another package by name, as far as its source tells."""
+
+    def __missing__(self, name: str) -> Arguments:
+        raise BackendError(f"kernel {name}: its parameters cannot be read; write `kernel void {name}(` without macros")
+
+
+def arguments_in(text: str, macros: Mapping[str, Any]) -> ReadArguments:
+    """Return the argument types of all kernels in another package's source with these macros, by name.
+
+    Raises:
+        BackendError: A parameter is neither global memory nor one of SCALARS, or a kernel is there twice with others.
+    """
+    found = ReadArguments()
+    for name, listed in ANY_KERNEL.findall(COMMENT.sub(" ", text)):
+        types = tuple(_passed_to(name, each, macros) for each in listed.split(",") if each.strip() not in ("", "void"))
+        if found.setdefault(name, types) != types:
+            raise BackendError(f"kernel {name}: the source has it twice, with different parameters")
+    return found
+
+
+def _passed_to(kernel: str, parameter: str, macros: Mapping[str, Any]) -> np.dtype | None:
+    words = [word for word in parameter.replace("*", " * ").split() if word not in QUALIFIERS]
+    if "*" in words and {"global", "__global"}.intersection(words):
+        return None
+    name = " ".join(words[:-1])
+    name = str(macros.get(name, name))
+    found = SCALARS.get(ALIASES.get(name, name))
+    if found is None:
+        raise BackendError(
+            f"kernel {kernel}: a parameter is `{' '.join(parameter.split())}`; it must be a pointer to global memory, "
+            f"or one of {', '.join(SCALARS)}"
+        )
+    return found
 
 
 def passed_as(name: str) -> np.dtype | None:
