@@ -96,8 +96,8 @@ def _shared(obj: Any, dtype: Any, backend: Backend) -> Array:
         if dtype is not None and as_dtype(dtype) != found.dtype:
             raise BufferError(f"its dtype is {found.dtype.name}, not {as_dtype(dtype).name}")
     except (BufferError, ValueError) as error:
-        told = str(error).partition("\n")[0].removeprefix(f"asarray: x is {described(obj)}; ")
-        raise ValueError(f"asarray: got {described(obj)}, which needs a copy ({told}); leave copy=False out") from None
+        why = str(error).partition("\n")[0].removeprefix(f"asarray: x is {described(obj)}; ")
+        raise ValueError(f"asarray: got {described(obj)}, which needs a copy ({why}); leave copy=False out") from None
     return found
 
 

@@ -1,8 +1,8 @@
 """Trace: a backend whose kernels call those of the traced backend and append a step to the program.
 
 Ops, autograd, Fused kernels and optimizers run on it unchanged. The kernels do run, because only they know what a
-Fused kernel saves, which gradients are None, and whether a Fused kernel declines a call; on a backend whose kernels can
-tell without computing (Backend.abstract), buffers hold nothing.
+Fused kernel saves, which gradients are None, and whether a Fused kernel declines a call; on a backend with
+functions that find this out without computing (Backend.abstract), buffers hold nothing.
 """
 
 import itertools

@@ -179,8 +179,8 @@ def command(
 
 def _same_for_all(context: click.Context) -> dict[str, Any]:
     """Return the facts that all ranks must start with: the version and the options."""
-    told = {max(p.opts, key=len): context.params.get(p.name) for p in context.command.params if p.name not in _OWN}
-    return {"polyarr": __version__, **{name: str(value) for name, value in told.items() if value is not None}}
+    given = {max(p.opts, key=len): context.params.get(p.name) for p in context.command.params if p.name not in _OWN}
+    return {"polyarr": __version__, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
 def _check_libraries(tensorboard: bool) -> None:

@@ -114,17 +114,17 @@ def mixed_backends(op: Any, args: Any) -> str:
 class GroupError(BackendError):
     """Backend without any kernel of an op's group."""
 
-    def __init__(self, told: str, backend: Backend) -> None:
-        super().__init__(told)
+    def __init__(self, message: str, backend: Backend) -> None:
+        super().__init__(message)
         self.backend = backend
 
 
 def lacking(op: Any, backend: Backend) -> BackendError:
     """Return the error for an op that the backend has no kernel for."""
-    told, way = f"{op.name}: backend {backend.name!r} has no", 'with x.to("numpy")'
+    message, way = f"{op.name}: backend {backend.name!r} has no", 'with x.to("numpy")'
     if op.group and all(other.group != op.group for other in backend.kernels):
-        return GroupError(f"{told} {op.group}; compute it on one that has (see polyarr ops), {way}", backend)
-    return BackendError(f"{told} kernel for it; compute it on another one, {way}")
+        return GroupError(f"{message} {op.group}; compute it on one that has (see polyarr ops), {way}", backend)
+    return BackendError(f"{message} kernel for it; compute it on another one, {way}")
 
 
 def outdated_backward(op: Any, backward: Any) -> str:
@@ -134,8 +134,8 @@ def outdated_backward(op: Any, backward: Any) -> str:
             return ""
     except (TypeError, ValueError):  # a callable written in C may have no signature
         return ""
-    told = "since api 2 it is backward(g, saved, *buffers, wanted, **params)"
-    return f"{op.name}: backward of its Fused kernel has no parameter wanted; {told}"
+    message = "since api 2 it is backward(g, saved, *buffers, wanted, **params)"
+    return f"{op.name}: backward of its Fused kernel has no parameter wanted; {message}"
 
 
 def wrong_result(op: Any, backend: Backend, function: str, found: Any, due: str) -> str:

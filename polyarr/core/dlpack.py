@@ -248,7 +248,7 @@ def exported(
     """Return a DLPack capsule of an Array: of its memory on a GPU, of a copy on the host.
 
     With copy=False host memory is shared too; with copy=True nothing is shared. A consumer must not write to shared
-    memory. Consumers before DLPack 1.0 cannot be told that it is read-only: on the host they get copies only, which are
+    memory. Consumers before DLPack 1.0 do not learn that it is read-only: on the host they get copies only, which are
     cheap there.
 
     Raises:

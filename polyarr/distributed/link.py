@@ -32,7 +32,7 @@ class Link:
         came: Number of collective waits that this rank has reached; a rank with a lower number is behind.
         state: RUNNING, ALONE or ENDED, as reported to the watch thread.
         is_watched: Whether a watch thread ends the run if a rank hangs.
-        told: Called before all ranks are ended for a reported reason.
+        reported: Called before all ranks are ended for a reported reason.
         settle: Called before each collective: completes the devices' deferred collectives on all ranks.
     """
 
@@ -44,8 +44,8 @@ class Link:
         self.size: int = 1 if comm is None else comm.size
         self.came, self.state = 0, self.RUNNING
         self.is_watched = False
-        self.told: Callable[[], None] = lambda: None
-        self.settle = self.told
+        self.reported: Callable[[], None] = lambda: None
+        self.settle = self.reported
         self._turn, self._is_mixed = threading.RLock(), False
 
     @contextmanager
@@ -132,7 +132,7 @@ class Link:
 
     def end(self, why: str, code: int = 1) -> NoReturn:
         """End all ranks after printing the reason in one line; "" if it is known already."""
-        self.told()
+        self.reported()
         if why:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"polyarr: {why}; all ranks end\n".encode())
         self.comm.Abort(code)

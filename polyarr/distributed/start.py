@@ -77,7 +77,7 @@ def _joined(backend: str | None, patience: float) -> World:
         names = link.texts(f"rank {link.rank} (process {os.getpid()} on {socket.gethostname()})")
         witness = connect(local, names[link.rank])
         if witness is not None:
-            link.told = witness.told
+            link.reported = witness.reported
             atexit.register(witness.ended)  # runs after the handler that watch registers, when all ranks have left
         if mpi.Query_thread() == mpi.THREAD_MULTIPLE:
             watch(comm.Dup(), link, names)

@@ -17,7 +17,7 @@ from typing import Any
 
 CONNECT_SECONDS = 20.0  # for all ranks together
 READY = b"r"  # sent to the ranks when all are connected
-ENDED, TOLD = b"e", b"t"  # regular end of one rank; end of all ranks for a reason already reported
+ENDED, REPORTED = b"e", b"t"  # regular end of one rank; end of all ranks for a reason already reported
 
 
 class Witness:
@@ -34,9 +34,9 @@ class Witness:
         """Announce the regular end of this rank."""
         self._say(ENDED)
 
-    def told(self) -> None:
+    def reported(self) -> None:
         """Announce that all ranks end for a reason that was reported."""
-        self._say(TOLD)
+        self._say(REPORTED)
 
     def _say(self, what: bytes) -> None:
         with suppress(OSError):  # a dead witness must not end the rank
@@ -99,7 +99,7 @@ def main(listener: socket.socket, ranks: int) -> None:
         found: list[tuple[socket.socket, bytes]] = [(key.data, key.data.recv(256)) for key, _ in waiting.select()]
         for connection, more in found:
             received[connection] += more
-        if any(TOLD in each.partition(b"\n")[2] for each in received.values()):
+        if any(REPORTED in each.partition(b"\n")[2] for each in received.values()):
             return
         for connection, more in found:
             if not more:

@@ -176,7 +176,7 @@ def check_synchronize(backend: Backend, examples: int) -> None:
         return
     with contextlib.suppress(IndexError):
         found.numpy()  # so that the error does not surface elsewhere
-    raise CheckFailure(f"{backend.name}: synchronize returned before an index that is out of range was told of")
+    raise CheckFailure(f"{backend.name}: synchronize returned before an index that is out of range was reported")
 
 
 def check_random_bits(backend: Backend, examples: int) -> None:
@@ -211,10 +211,10 @@ def check_precisions(backend: Backend, examples: int) -> None:
 
     The bounds hold for the gradients, too. They apply to float32 only.
     """
-    told = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
-    if not told:
+    distinguishing = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
+    if not distinguishing:
         raise Lacking(f"{backend.name} distinguishes no precisions of products")
-    for op in told:
+    for op in distinguishing:
         for depth in (3, 64, 130):
             for word in ("highest", *backend.precisions[op]):
                 _check_product(op, backend, (37, 66, depth), word)
@@ -230,10 +230,10 @@ def check_precisions(backend: Backend, examples: int) -> None:
 
 def check_large_precisions(backend: Backend, examples: int) -> None:
     """Check the bounds of precisions for products of sizes at which a backend may switch to less accurate kernels."""
-    told = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
-    if not told:
+    distinguishing = [op for op in (ops.matrix_product, ops.linear) if backend.precisions.get(op)]
+    if not distinguishing:
         raise Lacking(f"{backend.name} distinguishes no precisions of products")
-    for op in told:
+    for op in distinguishing:
         for word in ("highest", *backend.precisions[op]):
             _check_product(op, backend, (1537, 1544, 1416), word)
 

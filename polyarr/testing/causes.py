@@ -58,7 +58,7 @@ def _described(subject: str, cases: list[Any]) -> dict[str, Any]:
     what = f"{subject} {_aspect(checks)}".strip()
     shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
     line = f"{len(cases)} failures, all where {what} is used: {shown}" if len(cases) > 1 else f"1 failure: {shown}"
-    return {"op": subject, "cases": names, "told": line}
+    return {"op": subject, "cases": names, "message": line}
 
 
 def _aspect(checks: set[str]) -> str:

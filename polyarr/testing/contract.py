@@ -84,8 +84,8 @@ def _numbers_and_precisions(backend: Backend) -> Iterator[str]:
     for op, names in backend.reads.items():
         numbers = {op.inputs[i] for i in op.numbers}
         if op not in backend.kernels or not {*names} <= numbers:
-            told = ", ".join(sorted(numbers)) or "none"
-            yield f"reads names {', '.join(names)} of {op.name}; inputs of it that are numbers: {told}"
+            known = ", ".join(sorted(numbers)) or "none"
+            yield f"reads names {', '.join(names)} of {op.name}; inputs of it that are numbers: {known}"
     for op, words in backend.precisions.items():
         if op not in backend.kernels or not op.has_precision or not {*words} <= {*PRECISIONS[1:]}:
             yield f"precisions names {', '.join(words)} of {op.name}; ops of products know {', '.join(PRECISIONS[1:])}"
@@ -341,9 +341,9 @@ def check_waiting(backend: Backend, examples: int) -> None:
     work = _enough_work(backend)
     late = [_share_of_download(backend, work) for _ in range(3)]
     if min(late) > 0.5:  # the best of three, so that no pause of the machine counts
-        told = ", ".join(f"{100 * share:.0f}%" for share in late)
+        shares = ", ".join(f"{100 * share:.0f}%" for share in late)
         raise CheckFailure(
-            f"{backend.name}: after synchronize downloading one number still took {told} of the time of the work; "
+            f"{backend.name}: after synchronize downloading one number still took {shares} of the time of the work; "
             "synchronize must wait for everything that was enqueued"
         )
     host = np.arange(MIB, dtype=np.float32)

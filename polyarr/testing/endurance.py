@@ -194,9 +194,9 @@ def first_calls(backend: Backend, examples: Mapping[Op, Sample]) -> None:
     given = json.dumps({name: repr(sample) for name, sample in calls.items()})
     for turn in range(PROCESSES):
         for name, found in run_new_process(backend.name, FIRST, str(turn), given=given).items():
-            for told in found:
-                if told != due[name]:
-                    what = told if told.startswith("error: ") else "other bits than one thread does later"
+            for outcome in found:
+                if outcome != due[name]:
+                    what = outcome if outcome.startswith("error: ") else "other bits than one thread does later"
                     raise CheckFailure(
                         f"{backend.name}: {name}, called first by {THREADS} threads at once, gives {what}"
                     )

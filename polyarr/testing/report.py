@@ -339,21 +339,21 @@ def _started(name: str) -> tuple[Backend | None, str]:
         return None, str(error)
 
 
-# ---- telling and writing ---------------------------------------------------------------------------------------
+# ---- headline and files ----------------------------------------------------------------------------------------
 
 
 def _headline(report: dict[str, Any], backend: dict[str, Any]) -> str:
     where = f"{backend['name']} on {backend['hardware']}" if backend["hardware"] else backend["name"]
-    told = f"level {report['level']} {backend['verdict']}"
+    line = f"level {report['level']} {backend['verdict']}"
     if backend["problem"]:
-        told = f"did not start: {backend['problem']}"
+        line = f"did not start: {backend['problem']}"
     elif backend["verdict"] == "nothing checked":
-        told = "no case passed: nothing was checked"
+        line = "no case passed: nothing was checked"
     if backend["exceptions"] and backend["verdict"] == EXCEPTIONS:
-        told += f": {'; '.join(backend['exceptions'])}"
+        line += f": {'; '.join(backend['exceptions'])}"
     if backend["results"] and not backend["complete"]:
-        told += f" ({len(backend['results'])} of {report['cases']} cases ran)"
-    return f"polyarr conformance: {where}: {told}"
+        line += f" ({len(backend['results'])} of {report['cases']} cases ran)"
+    return f"polyarr conformance: {where}: {line}"
 
 
 def _details(backend: dict[str, Any]) -> Iterator[str]:
@@ -361,7 +361,7 @@ def _details(backend: dict[str, Any]) -> Iterator[str]:
         if any(counts.values()):
             yield f"{level:8} " + ", ".join(f"{n} {outcome}" for outcome, n in counts.items() if n)
     for cause in backend["causes"][:CAUSES]:
-        yield cause["told"]
+        yield cause["message"]
     if len(backend["causes"]) > CAUSES:
         yield f"and {len(backend['causes']) - CAUSES} more groups of failures, which the report has"
     for dtype, found in backend["covered"].items():

@@ -235,7 +235,7 @@ def _evaluate_and_save(
     thin_out(run.history, lambda row: row["val"] == run.best)
     reports.evaluation(value)
     _save(run, value, folder, is_best, reports)
-    reports.tell(loss, value)
+    reports.progress(loss, value)
 
 
 def _save_as_it_is(run: Run, folder: Path, reports: Reports | NoReports) -> None:

@@ -84,7 +84,8 @@ def profiled_steps(
 ) -> Iterator[StepProfile | NoStepProfile]:
     """Profile some of `steps` steps: print a table, keep it in the run's folder, and write a trace file.
 
-    Yields the profile, to be told of each step and of what is none. Without a file nothing is profiled.
+    Yields the profile, which is notified of each step, and of work that belongs to none. Without a file nothing is
+    profiled.
     """
     if file is None:
         yield NoStepProfile()

@@ -77,7 +77,7 @@ class Reports:
         """Note that a checkpoint was saved."""
         self._metrics.saved()
 
-    def tell(self, loss: float, value: float) -> None:
+    def progress(self, loss: float, value: float) -> None:
         """Print a line about an evaluation."""
         run = self._run
         self._echo(
@@ -105,7 +105,7 @@ class NoReports:
     def saved(self) -> None:
         """Do nothing."""
 
-    def tell(self, loss: float, value: float) -> None:
+    def progress(self, loss: float, value: float) -> None:
         """Do nothing."""
 
 

@@ -319,7 +319,7 @@ def test_failures_are_grouped_by_the_op_that_explains_them():
         return Result("wrong", "core", check, subject, "failed", "", "", 0.1, called)
 
     def told(*results):
-        return [group["told"] for group in causes([*results, failed("forward", "log")._replace(outcome="passed")])]
+        return [group["message"] for group in causes([*results, failed("forward", "log")._replace(outcome="passed")])]
 
     large = [failed("large", "exp"), failed("large", "tan", "sin"), failed("large", "softmax", "exp", "sum")]
     layer = failed("backend", "training", "exp", "add")

@@ -31,7 +31,8 @@ def test_the_page_shows_every_outcome_and_escapes_what_it_shows():
         "name": "<b>", "verdict": "failed", "problem": "", "distribution": "x 1", "hardware": "<d>", "dtypes": ["bool"],
         "kernels": 1, "fused": 0, "groups": {"linalg": "in part"}, "replaced": {"exp": "other 2"},
         "capabilities": capabilities, "complete": False, "exceptions": ["1 known <failure>"],
-        "covered": {"int8": [1234567, 1, 127]}, "causes": [{"op": "exp", "cases": [], "told": "2 failures, all <exp>"}],
+        "covered": {"int8": [1234567, 1, 127]},
+        "causes": [{"op": "exp", "cases": [], "message": "2 failures, all <exp>"}],
         "counts": counts, "results": results,
     }  # fmt: skip
     report = {

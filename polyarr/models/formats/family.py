@@ -181,7 +181,7 @@ class Family(NamedTuple):
         return found
 
     def _experts(self, given: Mapping[str, Any], fields: Mapping[str, Any], count: Any) -> dict[str, Any]:
-        """Return the fields of experts that need more than a setting each; transformers adds the loss only if told."""
+        """Return the fields of experts that need more than a setting each; transformers adds the loss only if asked."""
         for name in {"shared_dim", "swiglu_limit"} & fields.keys():
             positive(given, *self.settings[name])
         has_loss = given.get("output_router_logits", False)

@@ -460,7 +460,7 @@ def fixed(host):
     return host
 
 
-@fault("numpy", {"backend-synchronize": "numpy: synchronize returned before an index that is out of range was told of"})
+@fault("numpy", {"backend-synchronize": "synchronize returned before an index that is out of range was reported"})
 def synchronize_does_not_wait(backend):
     """Let take defer its error to the next download, and synchronize ignore it."""
     own, wrong = backend.kernels[ops.take], []
