@@ -77,9 +77,16 @@ def cotangents(given: Any, due: Any) -> list:
             check_gradient("vjp: a cotangent is", given, due.spec, due.backend)
         return [given]
     found = tree.children(given)
+    if found is not None:
+        found = {name: None for name in parts if _is_empty(given, name)} | found
     if found is None or found.keys() != parts.keys():
         raise GradientError(f"vjp: a cotangent is {_listed(given)} for {_listed(due)}; they must be alike")
     return [leaf for name, part in parts.items() for leaf in cotangents(found[name], part)]
+
+
+def _is_empty(container: Any, name: Any) -> bool:
+    """Return whether a Module has no array at this attribute, which is then none of its children."""
+    return hasattr(type(container), "tree_children") and not tree.leaves(getattr(container, str(name), 0))
 
 
 def _listed(given: Any) -> str:

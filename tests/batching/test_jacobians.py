@@ -1,5 +1,7 @@
 """jacrev, jacfwd, hessian and linearize, against finite differences and known derivatives."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -104,6 +106,27 @@ def test_a_module_and_aux() -> None:
     second, aux = pa.hessian(lambda x: (pa.sum(x**3), pa.sum(x)), has_aux=True)(x)
     close(second, np.diag(6 * x.numpy()))
     close(aux, x.numpy().sum())
+
+
+def test_the_hessian_of_a_module_with_several_arrays() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model = pa.tree.map(lambda a: pa.astype(a, "float64"), model)
+    x = given(3)
+    loss = lambda m: pa.sum(pa.tanh(m(x)) ** 2)
+    names, shapes = zip(*((name, a.shape) for name, a in model.named_parameters().items()), strict=True)
+    sizes = np.cumsum([math.prod(shape) for shape in shapes])
+    flat = pa.concat([pa.reshape(a, -1) for a in model.named_parameters().values()])
+
+    def of_flat(w):
+        parts = pa.split(w, [int(n) for n in sizes[:-1]])
+        return loss(pa.tree.unflatten(model, [pa.reshape(p, s) for p, s in zip(parts, shapes, strict=True)]))
+
+    due = pa.hessian(of_flat)(flat).numpy()
+    found = pa.tree.by_name(pa.hessian(loss)(model))
+    for i, one in enumerate(names):
+        for j, other in enumerate(names):
+            rows, columns = (slice(sizes[k] - math.prod(shapes[k]), sizes[k]) for k in (i, j))
+            close(found[f"{one}.{other}"], due[rows, columns].reshape(*shapes[i], *shapes[j]))
 
 
 @pytest.mark.parametrize("transform", [pa.jacrev, pa.jacfwd])
