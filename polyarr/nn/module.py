@@ -83,7 +83,8 @@ class Module(tree.Versioned):
         Returns:
             Dict from dotted names to arrays, in order.
         """
-        return tree.trainable(self) if only_trainable else tree.by_name(self)
+        found = tree.trainable(self) if only_trainable else tree.by_name(self)
+        return {name: leaf for name, leaf in found.items() if _is_array(leaf)}
 
     def num_parameters(self, *, only_trainable: bool = False) -> int:
         """Return the number of elements of all arrays.
@@ -119,7 +120,8 @@ class Module(tree.Versioned):
         """
         _check_mapping("load_parameters", named)
         own = self.named_parameters()
-        named = tree.by_name(dict(named))
+        settings = tree.by_name(self).keys() - own.keys()  # numbers in a dict with arrays, which polyarr.save saves
+        named = {name: value for name, value in tree.by_name(dict(named)).items() if name not in settings}
         if own.keys() != named.keys():
             missing, unknown = [n for n in own if n not in named], [n for n in named if n not in own]
             wrong = "; ".join(_listed("missing", missing) + _listed("unknown", unknown))
@@ -184,8 +186,8 @@ class Module(tree.Versioned):
             ShapeError: An array has another shape or dtype.
         """
         _check_mapping("with_arrays", named)
-        leaves = self.named_parameters()
-        if unknown := [name for name in named if name not in leaves]:
+        leaves, own = tree.by_name(self), self.named_parameters()
+        if unknown := [name for name in named if name not in own]:
             raise ValueError(f"with_arrays: {_listed('unknown', unknown)[0]}; names must be of named_parameters()")
         for name, a in named.items():
             if spec_of(a) != spec_of(leaves[name]):
@@ -252,6 +254,10 @@ def _are_cast(node: Any, dtype: Any) -> list[bool]:
     return [is_cast for child in children.values() for is_cast in _are_cast(child, dtype)]
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (Array, Spec))
+
+
 def _is_child(value: Any) -> bool:
     if isinstance(value, (Array, Module, Spec)):
         return True
@@ -286,7 +292,7 @@ def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
     """Return the node with the arrays of `found`; Modules keep their identity."""
     children = tree.children(node)
     if children is None:
-        return found[".".join(map(str, path))]
+        return found.get(".".join(map(str, path)), node)
     new = {name: _assign(child, (*path, name), found) for name, child in children.items()}
     if not isinstance(node, Module):
         return tree.rebuild(node, new)
@@ -310,7 +316,10 @@ def _described(name: str, value: Any) -> list[str]:
     label = f"{name}: " if name else ""
     if isinstance(value, (Array, Spec)):
         return [f"{label}{value.spec if type(value) is Array else value}"]
-    children = tree.children(value) or {}
+    children = tree.children(value)
+    if not children and not isinstance(value, Module):
+        return [f"{label}{value!r}"]
+    children = children or {}
     lines = [line for child, count in _distinct(children) for line in _counted(child, count)]
     if not isinstance(value, Module):
         return [f"{label}[", *(f"  {line}" for line in lines), "]"]

@@ -109,6 +109,27 @@ def test_load_parameters_takes_numpy_and_keeps_identity():
         assert p.dtype == pa.float32 and np.all(p.numpy() == i)
 
 
+def test_numbers_beside_arrays_in_a_dict_are_no_parameters(tmp_path):
+    class Scaled(nn.Module):
+        def __init__(self):
+            self.parts = {"layer": nn.Linear(2, 2), "scale": 3.0, "nothing": None}
+
+    model = Scaled()
+    assert list(model.named_parameters()) == ["parts.layer.weight", "parts.layer.bias"]
+    assert model.num_parameters() == 6
+    assert "scale: 3.0\n    nothing: None\n" in repr(model)
+    bias = pa.asarray([1.0, 2.0])
+    changed = model.with_arrays({"parts.layer.bias": bias})
+    assert changed.parts["scale"] == 3.0
+    pa.save(tmp_path / "model.safetensors", changed)
+    for named in (changed.state_dict(), pa.load(tmp_path / "model.safetensors")):
+        loaded = Scaled().load_parameters(named)
+        assert loaded.parts["scale"] == 3.0
+        np.testing.assert_array_equal(loaded.parts["layer"].bias.numpy(), bias.numpy())
+    with pytest.raises(ValueError, match=r"unknown parts\.scale"):
+        model.with_arrays({"parts.scale": bias})
+
+
 def test_load_parameters_names_what_does_not_fit_and_changes_nothing():
     model = Tiny()
     before = model.copy()
