@@ -58,6 +58,22 @@ def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["celu", "elu", "selu", "softplus", "log_sigmoid", "softsign", "mish", "relu6",
+    "hardtanh", "hard_sigmoid", "hard_swish", "leaky_relu", "normalize", "huber_loss", "cosine_similarity",
+    "binary_cross_entropy_with_logits"])  # fmt: skip
+def test_what_to_write_for_an_activation_has_a_finite_gradient(name: str, on_numpy) -> None:
+    x = pa.asarray([[-1000.0, -100.0, -1.0, 0.0], [1000.0, 100.0, 1.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
+    code = names.HINTS["polyarr"][name]
+    found = pa.grad(lambda x: pa.sum(eval(code, {"pa": pa, "x": x, "y": pa.zeros((3, 4)), "w": pa.ones((3, 4))})))(x)
+    assert pa.all(pa.isfinite(found))
+
+
+def test_the_gradient_of_elu_is_that_of_its_formula(on_numpy) -> None:
+    x = np.float32([-1.0, 0.0, 2.0])
+    gradient = pa.grad(lambda x: pa.sum(eval(names.HINTS["polyarr"]["elu"], {"pa": pa, "x": x})))(pa.asarray(x))
+    np.testing.assert_allclose(gradient.numpy(), np.exp(np.minimum(x, 0)), rtol=1e-6)
+
+
 def test_names_without_an_equivalent_say_what_to_do() -> None:
     with pytest.raises(AttributeError, match=r"^polyarr has no 'no_grad': gradients are recorded only within pa\.grad"):
         pa.no_grad  # noqa: B018

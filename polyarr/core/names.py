@@ -189,13 +189,15 @@ _FUNCTIONS = {
     "pa.clip(x, min=-1, max=1)": "hard_tanh hardtanh",
     "pa.clip(x + 3, min=0, max=6) / 6": "hard_sigmoid hardsigmoid",
     "x * pa.clip(x + 3, min=0, max=6) / 6": "hard_silu hard_swish hardswish",
-    "pa.where(x > 0, x, pa.expm1(x))": "celu elu",
+    "pa.where(x > 0, x, pa.expm1(pa.clip(x, max=0)))": "celu elu",
     "pa.where(x > 0, x, 0.01 * x)": "leaky_relu",
     "pa.where(x > 0, x, w * x)": "prelu",
-    "1.0507 * pa.where(x > 0, x, 1.67326 * pa.expm1(x))": "selu",
+    "1.0507 * pa.where(x > 0, x, 1.67326 * pa.expm1(pa.clip(x, max=0)))": "selu",
     "x * pa.sigmoid(y)": "glu",
-    "x / pa.linalg.vector_norm(x, axis=-1, keepdims=True)": "normalize",
-    "pa.vecdot(x, y) / (pa.linalg.vector_norm(x, axis=-1) * pa.linalg.vector_norm(y, axis=-1))": "cosine_similarity",
+    "x / pa.maximum(pa.linalg.vector_norm(x, axis=-1, keepdims=True), 1e-12)": "normalize",
+    "pa.vecdot(x, y) / pa.clip(pa.linalg.vector_norm(x, axis=-1) * pa.linalg.vector_norm(y, axis=-1), min=1e-8)": (
+        "cosine_similarity"
+    ),
     "pa.cross_entropy": "nll_loss softmax_cross_entropy softmax_cross_entropy_with_integer_labels",
     "pa.mse": "mse_loss squared_error",
     "pa.mean(pa.abs(x - y))": "l1_loss",
@@ -315,7 +317,7 @@ _NN = {
     "lambda x: x": "Identity",
     "lambda x: pa.logaddexp(x, 0)": "Softplus",
     "lambda x: pa.where(x > 0, x, 0.01 * x)": "LeakyReLU",
-    "lambda x: pa.where(x > 0, x, pa.expm1(x))": "ELU",
+    "lambda x: pa.where(x > 0, x, pa.expm1(pa.clip(x, max=0)))": "ELU",
 }
 _MODULE = {  # methods of Modules
     "model(x)": "forward",
