@@ -79,6 +79,12 @@ def test_names_without_an_equivalent_say_what_to_do() -> None:
         pa.no_grad  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'ModuleList': use a list or dict of Modules"):
         pa.nn.ModuleList  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'LSTM': write a cell of Linear layers"):
+        pa.nn.LSTM  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'StepLR': lr= may be a function of the step"):
+        pa.optim.StepLR  # noqa: B018
+    with pytest.raises(AttributeError, match=r"attribute 'register_buffer': arrays that are not trained"):
+        pa.nn.Linear(2, 2).register_buffer("table", pa.ones(2))
     with pytest.raises(AttributeError, match=r"^'Linear' object has no attribute 'zero_grad': gradients are values"):
         pa.nn.Linear(2, 2).zero_grad()
     with pytest.raises(AttributeError, match=r"^'SGD' object has no attribute 'step'; write model, state = optimizer"):

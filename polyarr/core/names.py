@@ -395,14 +395,25 @@ _INSTEAD = {
     "write a loop of Python, or pa.scan": "fori_loop",
     "use pa.where, or `if` on an argument that is constant": "cond",
     "state a backward rule by pa.custom_vjp; pa.jvp uses it": "custom_jvp",
-    "assign the array or Module to an attribute": "Parameter register_parameter register_buffer add_module",
+    "assign the array or Module to an attribute": "Parameter register_parameter add_module",
+    "arrays that are not trained go into a Module of their own whose class has is_state = frozen = True": (
+        "Buffer register_buffer"
+    ),
+    "write a cell of Linear layers, and pa.scan over time": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
+    "average by pa.tree.map(lambda a, p: 0.999 * a + 0.001 * p, average, model)": """AveragedModel EMA ema
+        ExponentialMovingAverage swa_utils""",
+    "lr= may be a function of the step, or an argument of the function that makes the step": """ExponentialLR
+        LambdaLR MultiStepLR ReduceLROnPlateau StepLR exponential_decay inject_hyperparams join_schedules
+        piecewise_constant_schedule polynomial_schedule""",
     "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
     "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
     "compute the loss with model.astype(pa.bfloat16)": "autocast",
     "use world.all_reduce or world.mean, where world = pa.distributed.init()": "psum pmean all_sum all_reduce",
     "print programs() of the compiled function": "make_jaxpr",
     "set POLYARR_COMPILE=0": "disable_jit",
-    "leave parameters out of weight decay by decays=, and of training by model.freeze()": "param_groups",
+    "take an optimizer for each part with its own lr; decays= chooses what decays, freeze() what is fixed": (
+        "param_groups multi_transform"
+    ),
 }
 _INSTEAD_IN_COMPILE = {
     "a function is always captured whole": "fullgraph",
