@@ -33,6 +33,20 @@ def scalar(value: float) -> Array:
 # ---- what comes back -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("used", [(0, 1, 2), (1,)])
+def test_the_gradient_of_split_joins_the_parts_once(used) -> None:
+    def loss(x):
+        parts = pa.split(x, (2, 5), axis=1)
+        return pa.sum(pa.stack([pa.sum(pa.square(parts[i])) * (i + 1) for i in used]))
+
+    x = np.float32([[1, -2, 3, 0, 5, -6], [7, 8, -9, 1, 2, 3]])
+    gradient = pa.compile(pa.grad(loss))
+    scale = np.float32([1 if i in used else 0 for i in range(3)]) * [1, 2, 3]
+    close(gradient(pa.asarray(x)), 2 * x * np.repeat(scale, (2, 3, 1)))
+    program = str(gradient.programs()[0])
+    assert "slice_update" not in program and program.count(" concat") == 1
+
+
 def test_value_and_gradient() -> None:
     value, g = pa.value_and_grad(lambda x: ops.sum(x * x))(pa.asarray([1.0, 2.0, 3.0]))
     assert value.item() == 14

@@ -157,6 +157,9 @@ def split(x, *, indices_or_sections, axis=0):
     return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
 
 
+split.vjp(x=lambda g, axis: concat(g, axis=axis))
+
+
 @composed(widen=False)
 def pad(x, *, pad_width, constant_values=0):
     """Return x with a constant around it.
