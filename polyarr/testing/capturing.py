@@ -13,7 +13,7 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
-from polyarr.core.spec import FLOATS, as_dtype, float32
+from polyarr.core.spec import COMPLEX, FLOATS, as_dtype, float32
 from polyarr.testing.checks import check, cotangents_of, gradients_of, label_of, uses_unordered_op
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.state import is_valid, other_params
@@ -138,8 +138,16 @@ def check_joined(backend: Backend, examples: int) -> None:
             args = Sample((Data(shape, dtype.name),)).with_layout(layout).arrays(backend) + rows.arrays(backend)
             for fn, k in itertools.product(functions, (1.25, 0.3)):
                 if bits(compiled[fn](*args, k)) != bits(fn(*args, k)):
-                    place = f"{dtype.name}{list(shape)}, {layout}"
-                    raise CheckFailure(f"{backend.name}: compiled ops of {place} have other bits than the ops")
+                    _refuse_joined(backend, f"{dtype.name}{list(shape)}, {layout}")
+    complexes, parts = [d for d in COMPLEX if d in backend.dtypes], polyarr.compile(_fusible_parts)
+    for dtype, layout in itertools.product(complexes, ("plain", "transposed", "stepped", "offset")):
+        (z,) = Sample((Data((3, 5, 33), dtype.name),)).with_layout(layout).arrays(backend)
+        if bits(parts(z)) != bits(_fusible_parts(z)):
+            _refuse_joined(backend, f"{dtype.name}[3, 5, 33], {layout}")
+
+
+def _refuse_joined(backend: Backend, place: str) -> None:
+    raise CheckFailure(f"{backend.name}: compiled ops of {place} have other bits than the ops")
 
 
 def _fusible(x: Array, row: Array, column: Array, k: float) -> list[Array]:
@@ -165,6 +173,12 @@ def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Ar
     narrow = ops.concat([x[..., :1] * row, x[..., :1] - k], axis=-1)  # pieces of one column
     wide = ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)
     return [both, ops.tanh(second) * x, wide, narrow * k]
+
+
+def _fusible_parts(z: Array) -> list[Array]:
+    """Compute the parts of complex numbers, and sums of them, whose order must not depend on where a part is from."""
+    found = ops.real_part(z * z), ops.imaginary_part(ops.conj(z))
+    return [*found, *(ops.sum(part, axis=axis) for part in found for axis in (0, 1, 2, None))]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

@@ -15,7 +15,7 @@ from polyarr import ops, plugins
 from polyarr.capture.run import runner
 from polyarr.core.backend import count_download, count_upload
 from polyarr.core.program import Fusion, Kind
-from polyarr.core.spec import NARROW, Spec, float32, int64
+from polyarr.core.spec import NARROW, Spec, complex64, complex128, float32, int64
 from tests.testing.negative_controls import fused_kernels
 from tests.testing.negative_controls.table import differs, fault, with_kernels
 
@@ -257,9 +257,9 @@ def what_is_cached_is_another_program(backend):
 JOINED = (ops.add, ops.subtract, ops.multiply, ops.divide, ops.exp, ops.tanh, ops.where)
 
 
-def joining(make):
+def joining(make, of=JOINED):
     """Return a planter that fuses some ops with `make`."""
-    fusion = Fusion(lambda step, specs, out: Kind(out.shape) if step.op in JOINED else None, make, 12)
+    fusion = Fusion(lambda step, specs, out: Kind(out.shape) if step.op in of else None, make, 12)
     return lambda backend: backend._replace(fusion=fusion)
 
 
@@ -272,19 +272,30 @@ def an_input_that_is_repeated_is_read_as_dense(backend):
     return joining(make)(backend)
 
 
-@fault("numpy", {"backend-joined": r"compiled ops of b?float16\[.*\], \w+ have other bits than the ops"})
-def ops_of_16_bits_are_rounded_once_for_all(backend):
+def rounded_once(wider):
+    """Return a maker of groups that compute in the wider dtypes, by dtype, and round their results to their own."""
+
     def wide(value):
         if type(value) is Spec:
-            return Spec(value.shape, float32) if value.dtype in NARROW else value
-        return value.astype(float32) if getattr(value, "dtype", None) in NARROW else value
+            return Spec(value.shape, wider.get(value.dtype, value.dtype))
+        return value.astype(wider[value.dtype]) if getattr(value, "dtype", None) in wider else value
 
     def make(group, kind):
         steps = [s._replace(call=lambda *args, call=s.call: call(*map(wide, args))) for s in group.steps]
         run = runner(group._replace(steps=tuple(steps)))
         return lambda outs, *inputs: tuple(f.astype(o.dtype) for f, o in zip(run([*inputs]), outs, strict=True))
 
-    return joining(make)(backend)
+    return make
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of b?float16\[.*\], \w+ have other bits than the ops"})
+def ops_of_16_bits_are_rounded_once_for_all(backend):
+    return joining(rounded_once(dict.fromkeys(NARROW, float32)))(backend)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of complex64\[.*\], \w+ have other bits than the ops"})
+def parts_of_fused_products_of_complex64_are_rounded_once(backend):
+    return joining(rounded_once({complex64: complex128}), of=(ops.multiply, ops.real_part))(backend)
 
 
 # ---- what a backend must have --------------------------------------------------------------------------------
