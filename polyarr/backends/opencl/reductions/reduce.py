@@ -9,7 +9,7 @@ from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.copying.shape import reshape
 from polyarr.backends.opencl.elementwise.elementwise import astype
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, collapse, permuted, row_major
+from polyarr.backends.opencl.runtime.layout import Buffer, collapse, is_aligned, permuted, row_major
 from polyarr.backends.opencl.runtime.program import types, vector_types
 from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, NARROW, Spec, complex128, float32, float64, int64
 
@@ -23,7 +23,6 @@ JOINS = {
 COMPLEX_JOINS = {"sum": ("ADD", "(A)(0, 0)"), "prod": ("MULTIPLY_COMPLEX", "(A)(1, 0)")}
 EMPTY = {"max": "-INFINITY", "min": "INFINITY"}  # initial values for floats, neutral even without a first element
 
-ALIGNED = 16  # a view that begins at a multiple of so many elements begins at a vector
 COLUMN_VECTORS, MAX_COLUMN_BYTES = 16, 64  # GPUs: vectors of a row that a group reads; accumulators of a work-item
 COLUMN_GROUPS, MIN_COLUMN_ROWS = 16, 32  # GPUs: desired groups per unit; rows of a work-item that are worth a part
 MAX_ONE_PASS_ARG = 1 << 18  # elements of a row up to which argmax by one work-group beats two passes by several
@@ -67,7 +66,7 @@ def _reduce(
 
 
 def _launch(device: Device, name: str, out: Spec, x: Buffer, window: Window) -> Buffer:
-    plan = device.plans[_plan](name, out, x.dtype, window, x.offset % ALIGNED == 0)
+    plan = device.plans[_plan](name, out, x.dtype, window, is_aligned(x))
     result = device.empty(out if plan.partial is None else plan.partial)
     plan.kernel(plan.work, plan.group, x.memory, x.offset, result.memory, *plan.arguments)
     return result if plan.partial is None else _join_parts(device, name, out, result)
@@ -127,13 +126,13 @@ def _in_rows(device: Device, x: Buffer, axes: tuple[int, ...]) -> tuple[Buffer, 
 
 
 def _plan(
-    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, is_aligned: bool, *, find: bool = False
+    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, starts_aligned: bool, *, find: bool = False
 ) -> Plan:
-    """Plan a reduction; is_aligned says whether x begins at a vector. With find, it finds the indices of elements."""
+    """Plan a reduction; starts_aligned says whether x begins at a vector. With find, it finds indices of elements."""
     outputs = window.outer * window.inner
     by_columns = _is_by_columns(window)
     if by_columns and not find and _has_vectors(device):
-        return _columns_plan(device, name, out, dtype, window, is_aligned)
+        return _columns_plan(device, name, out, dtype, window, starts_aligned)
     parts, part_length = _parts(device, window, by_columns)
     accumulator = _accumulator(device, name, dtype, dtype if find else out.dtype)
     result = out if parts == 1 else Spec((parts, outputs), int64 if find else accumulator)
@@ -206,12 +205,12 @@ def _vectors_plan(
 
 
 def _columns_plan(
-    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, is_aligned: bool
+    device: Device, name: str, out: Spec, dtype: np.dtype, window: Window, starts_aligned: bool
 ) -> Plan:
     """Plan columns of reduce_gpu.cl."""
     geometry, accumulator = device.geometry, _accumulator(device, name, dtype, out.dtype)
     vector = max(1, min(geometry.vector(dtype.itemsize), MAX_COLUMN_BYTES // accumulator.itemsize))
-    if not is_aligned or window.outer_stride % vector or window.stride % vector:
+    if not starts_aligned or window.outer_stride % vector or window.stride % vector:
         vector = 1
     lanes = min(COLUMN_VECTORS, 1 << (-(-window.inner // vector) - 1).bit_length())  # a power of two
     depth, blocks = geometry.reduction_group // lanes, -(-window.inner // (vector * lanes))
