@@ -3,7 +3,7 @@
 import numpy as np
 
 from polyarr import ops
-from polyarr.capture.passes import without_dead
+from polyarr.capture.passes import readers_of, reads_elements, without_dead
 from polyarr.core.program import Fusion, Program, Step
 from polyarr.core.spec import Spec
 
@@ -11,7 +11,8 @@ from polyarr.core.spec import Spec
 def without_broadcasts(program: Program, fusion: Fusion) -> Program:
     """Return the program in which steps that the backend can fuse read arrays from before broadcast_to where they can.
 
-    A step with one array operand computes before broadcasting. The results of single steps are the same.
+    A step with one array operand computes before broadcasting, unless a step reads its result to which the layout
+    matters. The results of single steps are the same.
     """
     if not any(step.op is ops.broadcast_to for step in program.steps):
         return program
@@ -29,6 +30,7 @@ class _Pass:
         self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
         self.constants, self._fusion, self._program = {**program.constants}, fusion, program
         self._source: dict[int, tuple[Step, int]] = {}
+        self._users = readers_of(program)
 
     def add(self, step: Step) -> None:
         """Add a step, or what replaces it."""
@@ -36,7 +38,7 @@ class _Pass:
             self._source[step.outputs] = step, step.inputs[1]
         elif self._is_elementwise(step):
             arrays = [v for v in step.inputs[1:] if v in self.specs]
-            if len(arrays) == 1 and arrays[0] in self._source:
+            if len(arrays) == 1 and arrays[0] in self._source and self._has_any_layout(step):
                 step = self._before_broadcasting(step, arrays[0])
             else:
                 step = self._with_operands(step)
@@ -45,6 +47,11 @@ class _Pass:
     def _is_elementwise(self, step: Step) -> bool:
         kind = self._fusion.kind_of(step, self._program.spec)
         return kind is not None and not kind.reduced
+
+    def _has_any_layout(self, step: Step) -> bool:
+        """Return whether all that reads the result of a step gives the same bits if that is broadcast."""
+        users = self._users.get(step.outputs, [])
+        return all(reads_elements(user, self._fusion, self._program.spec) for user in users)
 
     def _with_operands(self, step: Step) -> Step:
         """Return the step with operands from before broadcasting, as long as its result keeps its shape."""

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from polyarr import ops
 from polyarr.capture.trace import COPY, ScalarFunction
-from polyarr.core.program import Program, Step, flat, renamed
+from polyarr.core.program import Fusion, Program, Step, flat, renamed
 
 
 def simplified(program: Program) -> Program:
@@ -40,6 +41,25 @@ def without_repeats(program: Program) -> Program:
 def without_copies(program: Program) -> Program:
     """Remove the identity steps that kept recomputation apart from the first computation."""
     return _without(program, lambda step: step.inputs if step.part == COPY else None)
+
+
+def readers_of(program: Program) -> dict[int, list[Step]]:
+    """Return the steps that read each value."""
+    found: dict[int, list[Step]] = {}
+    for step in program.steps:
+        for v in flat(step.inputs):
+            found.setdefault(v, []).append(step)
+    return found
+
+
+def reads_elements(step: Step, fusion: Fusion, spec_of: Callable[[int], Any]) -> bool:
+    """Return whether a step gives the same bits for inputs in any layout.
+
+    A sum does not: it may add the elements of a view in another order than those of a dense array.
+    """
+    kind = fusion.kind_of(step, spec_of)
+    is_copy = step.part == "kernel" and step.op in (ops.concat, ops.slice_update)
+    return is_copy or (kind is not None and not kind.reduced)
 
 
 def _without(program: Program, same: Callable[[Step], Any]) -> Program:

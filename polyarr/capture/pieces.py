@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
-from polyarr.capture.passes import without_dead
+from polyarr.capture.passes import readers_of, reads_elements, without_dead
 from polyarr.capture.trace import is_zero
 from polyarr.core.backend import Backend
-from polyarr.core.program import Program, Step, flat, renamed
+from polyarr.core.program import Fusion, Program, Step, renamed
 from polyarr.core.spec import Spec
 from polyarr.core.spec import bool as bool_
 
@@ -23,7 +23,7 @@ def in_pieces(program: Program, backend: Backend) -> Program:
     """Return the program with these steps in pieces of the last axis. The results of all elements are the same."""
     if backend.fusion is None or not any(_is_in_pieces(program, step) for step in program.steps):
         return program
-    pass_ = _Pass(program, backend)
+    pass_ = _Pass(program, backend, backend.fusion)
     for step in program.steps:
         pass_.add(step)
     found = program._replace(
@@ -48,16 +48,13 @@ def _is_in_pieces(program: Program, step: Step) -> bool:
 class _Pass:
     """The new steps; `pieces` has the slots of each array's pieces, and 0 for a piece of zeros."""
 
-    def __init__(self, program: Program, backend: Backend) -> None:
+    def __init__(self, program: Program, backend: Backend, fusion: Fusion) -> None:
         self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
         self.constants, self.names = {**program.constants}, dict[int, int]()
-        self._program, self._backend, self._fusion = program, backend, backend.fusion
+        self._program, self._backend, self._fusion = program, backend, fusion
         self._pieces: dict[int, tuple[int, ...]] = {}
         self._slices: dict[tuple[int, int, int], int] = {}
-        self._users: dict[int, list[Step]] = {}
-        for step in program.steps:
-            for v in flat(step.inputs):
-                self._users.setdefault(v, []).append(step)
+        self._users = readers_of(program)
         zeros = {v for v, value in program.constants.items() if is_zero(value)}
         filled = {step.outputs for step in program.steps if step.op is ops.fill and step.inputs[1] in zeros}
         self._zeros = filled | program.zeros
@@ -73,7 +70,7 @@ class _Pass:
         elif cut := self._placed(step):
             k, count = cut
             self._pieces[out] = tuple([step.inputs[2] if i == k else self._zero for i in range(count)])
-        elif cut := self._piece_of(step, ops.slice):
+        elif cut := self._cut(step):
             v, (k, count) = step.inputs[1], cut
             known = self._pieces.get(v, ())
             piece = known[k] if len(known) == count else self._slices.setdefault((v, k, count), out)
@@ -109,7 +106,7 @@ class _Pass:
             if self._is_elementwise(step) and step.outputs not in self._program.outputs:
                 shape, counts = self.specs[step.outputs].shape, set[int]()
                 for user in self._users.get(step.outputs, []):
-                    cut, out = self._piece_of(user, ops.slice), user.outputs
+                    cut, out = self._cut(user), user.outputs
                     alike = self._is_elementwise(user) and self.specs[out].shape == shape
                     counts.add(cut[1] if cut else found.get(out, self._counts.get(out, 0)) if alike else 0)
                 if len(counts) == 1 and counts != {0}:
@@ -120,17 +117,22 @@ class _Pass:
         """Return whether all steps that read an array of this shape can do so in pieces."""
         return self.specs[v].shape == shape and all(
             (cut and cut[1] == count) or (self._is_elementwise(user) and self.specs[user.outputs].shape == shape)
-            for user, cut in [(user, self._piece_of(user, ops.slice)) for user in self._users.get(v, [])]
+            for user, cut in [(user, self._cut(user)) for user in self._users.get(v, [])]
         )
 
     def _is_elementwise(self, step: Step) -> bool:
-        kind = self._fusion.kind_of(step, self._spec)  # type: ignore[union-attr]
+        kind = self._fusion.kind_of(step, self._spec)
         return kind is not None and not kind.reduced and bool(self.specs[step.outputs].size)
 
     def _placed(self, step: Step) -> tuple[int, int] | None:
         """Return (k, count) if a step places an array in zeros, as the k-th of `count` pieces."""
         cut = self._piece_of(step, ops.slice_update)
         return cut if cut and step.inputs[1] in self._zeros and self.specs[step.inputs[1]].dtype != bool_ else None
+
+    def _cut(self, step: Step) -> tuple[int, int] | None:
+        """Return (k, count) if a step slices the k-th of `count` pieces, for readers that take a dense piece for it."""
+        cut, users = self._piece_of(step, ops.slice), self._users.get(step.outputs, [])
+        return cut if cut and all(reads_elements(user, self._fusion, self._spec) for user in users) else None
 
     def _piece_of(self, step: Step, op: Any) -> tuple[int, int] | None:
         """Return (k, count) if a slice or slice_update is of the k-th of `count` equal pieces of the last axis."""

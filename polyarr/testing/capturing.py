@@ -161,9 +161,11 @@ def _fusible(x: Array, row: Array, column: Array, k: float) -> list[Array]:
 
 
 def _fusible_elementwise(x: Array, row: Array, column: Array, k: float) -> list[Array]:
-    """Compute elementwise results without a reduction, which a backend may run as a separate kernel."""
+    """Compute elementwise results, which a backend may run as a separate kernel, and sums of broadcast ones."""
     scaled = x * k + x * row
-    return [ops.where(scaled * column < row, ops.tanh(column) + row * k, scaled), scaled > x]
+    wide = [ops.broadcast_to(a, shape=x.shape) * k for a in (row, column)]
+    sums = [ops.sum(a, axis=axis) for a in wide for axis in (-1, -2)]  # in the order of the op
+    return [ops.where(scaled * column < row, ops.tanh(column) + row * k, scaled), scaled > x, *sums]
 
 
 def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Array]:
@@ -172,7 +174,8 @@ def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Ar
     first, second = both[..., : x.shape[-1]], both[..., x.shape[-1] :]
     narrow = ops.concat([x[..., :1] * row, x[..., :1] - k], axis=-1)  # pieces of one column
     wide = ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)
-    return [both, ops.tanh(second) * x, wide, narrow * k]
+    sums = [ops.sum(half, axis=axis) for half in (first, second) for axis in (-1, -2)]  # in the order of the op
+    return [both, ops.tanh(second) * x, wide, narrow * k, *sums]
 
 
 def _fusible_parts(z: Array) -> list[Array]:

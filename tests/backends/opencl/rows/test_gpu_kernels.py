@@ -408,6 +408,19 @@ def test_the_kit_agrees(gpu):
     JOINED(gpu, Effort())
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+def test_sums_of_halves_have_the_bits_of_views(gpu, axis):
+    """A half computed on its own is dense, and its rows are aligned in another way than those of a view."""
+
+    def halves(x, y):
+        both = ops.concat([x * 2.5 + y, y * 3 - x], axis=-1)
+        return [pa.sum(both[..., :n], axis=axis), pa.sum(both[..., n:], axis=axis), both[..., n:] * x]
+
+    for n in (6, 7, 33):
+        x, y = pa.asarray(normal(3, 700, n)), pa.asarray(normal(3, 700, n, seed=1))
+        assert bits(pa.compile(halves)(x, y)) == bits(halves(x, y))
+
+
 def a_team_of_another_size(patch):
     real = fusion_rows_gpu.team_of
     patch.setattr(fusion_rows_gpu, "team_of", lambda *args: (*real(*args)[:2], 1))
