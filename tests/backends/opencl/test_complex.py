@@ -146,6 +146,15 @@ def test_classes_parts_and_rounding(backend, dtype):
     np.testing.assert_array_equal(pa.astype(x, pa.bool).numpy(), z.astype(bool))
 
 
+@PRECISIONS
+@pytest.mark.parametrize(("fn", "reference"), [(pa.atanh, np.arctanh), (pa.atan, np.arctan)])
+def test_nan_beside_a_large_number(backend, dtype, fn, reference):
+    parts = (nan, inf, float(np.finfo(dtype).max), -1e30, 2.0, 0.0)
+    z = np.array([complex(x, y) for x in parts for y in parts if nan in (x, y)], dtype)
+    found, due = fn(pa.asarray(z)).numpy(), reference(z)
+    np.testing.assert_array_equal(np.isnan([found.real, found.imag]), np.isnan([due.real, due.imag]))
+
+
 # ---- layouts -----------------------------------------------------------------------------------------------------
 
 

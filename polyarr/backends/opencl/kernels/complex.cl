@@ -216,7 +216,8 @@ static inline Complex c_atanh(Complex z) {
     if (x > SQRT_MAX || b > SQRT_MAX) {
         const Real length = HYPOT(x * (Real)0.5f, b * (Real)0.5f);
         const Real real = is_infinite(x) || is_infinite(b) ? (Real)0 : x * (Real)0.25f / length / length;
-        return flip * (Complex)(real, y == y ? COPYSIGN(HALF_PI, y) : y);
+        const int known = y == y && (x == x || is_infinite(b));
+        return flip * (Complex)(real, known ? COPYSIGN(HALF_PI, y) : x + y);
     }
     if (x == 1 && b == 0) return flip * (Complex)((Real)INFINITY, y);
     if (x == 1 && b < SQRT_MIN)
