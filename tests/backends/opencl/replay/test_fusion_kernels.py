@@ -161,7 +161,7 @@ def a_rounding_left_out(patch):
 
 @pytest.mark.parametrize("axis", [0, 1, 2, None])
 def test_sums_of_broadcast_arrays_have_the_bits_of_dense_ones(backend, axis):
-    """What is computed before it is broadcast is a view; single ops give a sum a dense array."""
+    """A result computed before it is broadcast is a view; without compile a sum reads a dense array."""
     summed = lambda *wide: [pa.sum(ops.exp(ops.broadcast_to(a, shape=(3, 90, 33))), axis=axis) for a in wide]
     arrays = array(3, 1, 1), array(90, 1, seed=1), array(33, seed=2)
     assert bits(pa.compile(summed)(*arrays)) == bits(summed(*arrays))
