@@ -106,9 +106,12 @@ class OwnKernel(NamedTuple):
         name, types = self.kernel.name, self.kernel.arguments or ()
         if len(args) != len(types):
             raise BackendError(f"kernel {name}: {len(args)} arguments are given; it has {len(types)}")
-        if group is not None and (len(group) != len(work) or any(n % m for n, m in zip(work, group, strict=True))):
+        for what, sizes in (("global", work), ("local", () if group is None else group)):
+            if not isinstance(sizes, tuple) or not all(isinstance(n, int | np.integer) and n >= 0 for n in sizes):
+                raise BackendError(f"kernel {name}: the {what} size is {sizes!r:.80}; it must be a tuple of ints")
+        if group and (len(group) != len(work) or any(not m or n % m for n, m in zip(work, group, strict=True))):
             raise BackendError(f"kernel {name}: the global size {work} must be a multiple of the local size {group}")
-        self.kernel(work, group, *map(self._passed, range(len(args)), args, types))
+        self.kernel(work, group or None, *map(self._passed, range(len(args)), args, types))
 
     def _passed(self, i: int, arg: Any, dtype: np.dtype | None) -> Any:
         what = f"kernel {self.kernel.name}: argument {i}"

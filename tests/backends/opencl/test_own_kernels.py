@@ -55,6 +55,9 @@ def test_on_cudas_driver(fake: Any) -> None:
 
 WRONG_CALLS = [
     (lambda k, x: k.scaled((9,), (8,), x, x, 8, 1, 0), r"the global size \(9,\) must be a multiple of .* \(8,\)"),
+    (lambda k, x: k.scaled((8,), (0,), x, x, 8, 1, 0), r"the global size \(8,\) must be a multiple of .* \(0,\)"),
+    (lambda k, x: k.scaled(8, (8,), x, x, 8, 1, 0), "the global size is 8; it must be a tuple of ints"),
+    (lambda k, x: k.scaled((8,), (8.0,), x, x, 8, 1, 0), r"the local size is \(8\.0,\); it must be a tuple of ints"),
     (lambda k, x: k.scaled((8,), (8, 1), x, x, 8, 1, 0), "must be a multiple"),
     (lambda k, x: k.scaled((8,), (8,), x, x, 8), "kernel scaled: 3 arguments are given; it has 5"),
     (lambda k, x: k.scaled((8,), (8,), 3, x, 8, 1, 0), "argument 0 is 3; it must be a Buffer or the memory of one"),
