@@ -197,7 +197,7 @@ def _vectors_plan(
     """Plan rows of reduce_gpu.cl; dtypes are those of x, the accumulator and the result."""
     group, vector, lanes = team_of(device, dtypes[0], part_length)
     before = {} if dtypes[0] in COMPLEX else {"BEFORE": "<" if name == "min" else ">"}
-    program = _build_gpu(device, name, dtypes, vector, WG=group, LANES=lanes, COLUMNS=0, **before)
+    program = _build_gpu(device, name, dtypes, vector, WG=group, LANES=lanes, COLUMNS=0, BY_VECTORS=0, **before)
     rows = window.outer * window.inner
     work = (-(-rows // (group // lanes)) * group, parts)
     arguments = (rows, window.inner, window.length, window.outer_stride, window.inner_stride, part_length)
@@ -212,15 +212,19 @@ def _columns_plan(
     vector = max(1, min(geometry.vector(dtype.itemsize), MAX_COLUMN_BYTES // accumulator.itemsize))
     if not starts_aligned or window.outer_stride % vector or window.stride % vector:
         vector = 1
-    lanes = min(COLUMN_VECTORS, 1 << (-(-window.inner // vector) - 1).bit_length())  # a power of two
-    depth, blocks = geometry.reduction_group // lanes, -(-window.inner // (vector * lanes))
-    wanted = -(-COLUMN_GROUPS * geometry.units // max(window.outer * blocks, 1))
+    each, group = -(-window.inner // vector), geometry.reduction_group
+    lanes = min(COLUMN_VECTORS, 1 << (each - 1).bit_length())  # a power of two
+    while group // lanes > max(1, window.length // 2):
+        lanes *= 2
+    depth, groups = group // lanes, -(-window.outer * each // lanes)
+    wanted = -(-COLUMN_GROUPS * geometry.units // max(groups, 1))
     parts, part_length = _split(window.length, min(wanted, window.length // (MIN_COLUMN_ROWS * depth)))
     partial = None if parts == 1 else Spec((parts, window.outer * window.inner), accumulator)
     dtypes = dtype, accumulator, out.dtype if partial is None else accumulator
-    program = _build_gpu(device, name, dtypes, vector, WG=lanes * depth, LANES=lanes, COLUMNS=1)
-    work = window.outer * blocks * lanes, depth * parts
-    arguments = (window.inner, window.length, window.outer_stride, window.stride, part_length)
+    by_vectors = int(dtypes[0] == dtypes[2] and window.inner % vector == 0)
+    program = _build_gpu(device, name, dtypes, vector, WG=group, LANES=lanes, COLUMNS=1, BY_VECTORS=by_vectors)
+    work = groups * lanes, depth * parts
+    arguments = (window.outer, window.inner, window.length, window.outer_stride, window.stride, part_length)
     return Plan(program.reduce_columns, work, (lanes, depth), arguments, partial)
 
 

@@ -9,14 +9,15 @@
 //
 // Arrays   as in reduce.cl; arg_rows writes indices, and takes the length as one part
 // Launch   rows       groups of WG, with WG / LANES rows each; parts along the second dimension
-//          columns    groups of (LANES, DEPTH), with LANES vectors of columns each, all those of one `outer` side by
-//                     side; parts along the second dimension
+//          columns    groups of (LANES, DEPTH), with LANES vectors of columns each, those of all `outers` one after the
+//                     other; parts along the second dimension
 // Params   T, ACC, LOAD, DTYPE, RAW, WORD    dtype of x, for DEFINE_VECTOR
 //          VECTOR          elements per vector
 //          A               type of the accumulator
 //          OUT_T, STORE    dtype of the results
 //          JOIN, START     the binary reduction, and its initial value, which may use `first`, the first element
 //          COLUMNS         1 for columns, 0 for rows
+//          BY_VECTORS      columns: 1 if results have the dtype of x, and inner is a multiple of VECTOR
 //          BEFORE          optional: comparison of arg_rows, > or <; complex numbers have no order
 //          WG, LANES       work-items per group, and per row: powers of two
 
@@ -34,14 +35,15 @@ DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 #define JOIN_VECTOR(result, v) EACH_OF_VECTOR result[k] = JOIN(result[k], (A)v[k]);
 
 __kernel __attribute__((reqd_work_group_size(LANES, DEPTH, 1)))
-void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long inner,
-                    const long length, const long outer_stride, const long stride, const long part_length) {
+void reduce_columns(__global const T *restrict x, const long offset, __global OUT_T *restrict out, const long outers,
+                    const long inner, const long length, const long outer_stride, const long stride,
+                    const long part_length) {
     __local A lanes[VECTOR][WG];
     const int depth = get_local_id(1), me = depth * LANES + get_local_id(0);
-    const uint blocks = (inner + LANES * VECTOR - 1) / (LANES * VECTOR), outer = (uint)get_group_id(0) / blocks;
-    const long column = ((uint)get_group_id(0) % blocks * LANES + get_local_id(0)) * VECTOR;
+    const ulong vectors = (inner + VECTOR - 1) / VECTOR;  // of a row
+    const long outer = get_global_id(0) / vectors, column = get_global_id(0) % vectors * VECTOR;
     const long part = get_group_id(1), begin = part * part_length;
-    const long end = column < inner ? MIN(begin + part_length, length) : begin;
+    const long end = outer < outers ? MIN(begin + part_length, length) : begin;
     __global const T *restrict x_row = x + offset + outer * outer_stride;
     ACC v[ROWS_AT_ONCE][VECTOR];
     A total[VECTOR], empty[VECTOR];
@@ -72,8 +74,14 @@ void reduce_columns(__global const T *restrict x, const long offset, __global OU
         barrier(CLK_LOCAL_MEM_FENCE);
         if (depth < step) EACH_OF_VECTOR lanes[k][me] = JOIN(lanes[k][me], lanes[k][me + step * LANES]);
     }
-    const long result = (part * (long)((uint)get_num_groups(0) / blocks) + outer) * inner + column;
-    if (depth == 0) EACH_OF_VECTOR if (column + k < inner) STORE(out, result + k, lanes[k][me]);
+    if (depth || outer >= outers) return;
+    const long result = (part * outers + outer) * inner + column;
+#if BY_VECTORS
+    EACH_OF_VECTOR v[0][k] = lanes[k][me];
+    write_vector(out, result, result + VECTOR, v[0]);
+#else
+    EACH_OF_VECTOR if (column + k < inner) STORE(out, result + k, lanes[k][me]);
+#endif
 }
 #else
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)

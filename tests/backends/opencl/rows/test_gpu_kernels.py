@@ -260,10 +260,10 @@ def test_padding_of_a_maximum_is_not_the_first_element_of_a_row(gpu):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int64", "bool", "complex64"])
 @pytest.mark.parametrize("gap", [0, 1])
 def test_reductions_of_columns(gpu, monkeypatch, dtype, gap):
-    """In vectors if all rows are aligned, else element by element; in several parts, and by several groups."""
+    """In vectors if all rows are aligned, else by element; in parts, by several groups, in groups of several rows."""
     monkeypatch.setattr(reduce, "MIN_COLUMN_ROWS", 2)
     names = ("sum",) if dtype in ("bool", "complex64") else ("sum", "max", "min")
-    for shape in ((300, 64), (40, 70), (3, 50, 24), (2, 700, 3), (5, 1), (1, 9)):
+    for shape in ((300, 64), (40, 70), (3, 50, 24), (2, 700, 3), (5, 1), (1, 9), (40, 3, 64), (70, 2, 20)):
         host = np.random.default_rng(1).integers(-3, 4, (*shape[:-1], 80)).astype("float32")
         host = host * (1 + 2j) if dtype == "complex64" else host
         host = host if dtype == "bfloat16" else host.astype(dtype)
