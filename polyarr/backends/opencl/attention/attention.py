@@ -19,11 +19,21 @@ from polyarr.backends.opencl.elementwise.random import state_of
 from polyarr.backends.opencl.gemm.product import terms_of
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, collapse, is_aligned, row_major, view, window
+from polyarr.backends.opencl.runtime.layout import (
+    Buffer,
+    broadcast,
+    collapse,
+    is_aligned,
+    permuted,
+    row_major,
+    view,
+    window,
+)
 from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import Spec, float32
 
 SUM = reduction("sum")
+KEYS = 1, 2  # the indices of k and v among arrays that begin with q, k, v
 
 
 VARIANTS = (
@@ -147,24 +157,24 @@ def _call(
     key: int | Buffer, counter: int | Buffer, causal: bool, scale: float, rate: float, precision: str,
 ) -> Call:  # fmt: skip
     """Describe one pass over arrays in any layout."""
-    found, at, inner = _laid_out(device, lead, inputs, results)
+    found, at, inner, group = _laid_out(device, lead, inputs, results)
     q, k, v, mask, *rest = found
     state = state_of(device, key, counter, q)
     problem = Problem(
         q.dtype, inputs[3] and mask.dtype, prod(lead), inner, q.shape[-2], k.shape[-2], (q.shape[-1], v.shape[-1]),
         tuple([at[i][8:] for i in range(len(found)) if i != 3]),
         all(map(is_aligned, (q, k, v, *rest))), bool(causal), scale > 0, rate > 0,
-        rate > 0 and bool(state.on_device), terms_of(q.dtype, precision),
+        rate > 0 and bool(state.on_device), terms_of(q.dtype, precision), group,
     )  # fmt: skip
     kept = 1 / (1 - rate) if rate < 1 else 0.0
-    numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept
+    numbers = inner, problem.t, problem.s, int(causal), scale, *state.arguments, round(rate * 2**24), kept, group
     return Call(problem, found, at, numbers)
 
 
 def _by_rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> Buffer:
     """Return an uninitialized buffer (..., heads, rows, n) whose memory is laid out (..., rows, heads, n).
 
-    Of groups of heads in a single batch entry, (1, groups, heads, rows, n), it is (1, rows, groups, heads, n).
+    Of groups of heads, (..., groups, heads, rows, n), it is (..., rows, groups, heads, n).
     """
     found, strides = device.plans[_rows](shape, dtype)
     return view(device.empty(found), shape, strides, 0)
@@ -174,7 +184,7 @@ def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
     """Return buffers like _by_rows for several arrays; if their shapes are equal, heads lie side by side in one buffer.
     """
     first, count = specs[0], len(specs)
-    if specs != [first] * count or len(first.shape) < 3:
+    if specs != [first] * count or len(first.shape) not in (3, 4):
         return tuple([_by_rows(device, spec.shape, spec.dtype) for spec in specs])
     *outer, heads, rows, n = first.shape
     whole = _by_rows(device, (*outer, count * heads, rows, n), first.dtype)
@@ -184,8 +194,7 @@ def _gradients(device: Device, specs: list[Spec]) -> tuple[Buffer, ...]:
 def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec, tuple[int, ...]]:
     """Return the Spec to allocate for _by_rows, and the strides of the view."""
     order, count = [*range(len(shape))], len(shape)
-    heads = 2 if count > 4 and prod(shape[:-4]) == 1 else 1  # axes; kernels know two steps between batch entries
-    order.insert(count - 2 - heads, order.pop(count - 2))
+    order.insert(count - 4 if count > 4 else max(count - 3, 0), order.pop(count - 2))
     found = tuple([shape[i] for i in order])
     steps = dict(zip(order, row_major(found), strict=True))
     return Spec(found, dtype), tuple([steps[i] for i in range(count)])
@@ -193,19 +202,25 @@ def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec
 
 def _laid_out(
     device: Device, lead: tuple[int, ...], inputs: Inputs, results: tuple[Buffer, ...]
-) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int]:
-    """Return the broadcast inputs (a mask: to all scores), the layouts of all arrays, and the inner axis's length."""
+) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int, int]:
+    """Return the broadcast inputs (a mask: to all scores), the layouts of all arrays, and two lengths.
+
+    These are that of the inner axis, and how many of its neighbors share a matrix of k and v.
+    """
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
     found = [broadcast(x, (*lead, *x.shape[-2:])) for x in last]
     found.insert(3, found[0] if mask is None else broadcast(mask, (*lead, q.shape[-2], k.shape[-2])))
-    layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
+    strides, group = tuple([x.strides for x in (*found, *results)]), 1
+    layouts = _steps(lead, strides)
+    if layouts is None and (layouts := _steps_of_groups(lead, strides)):
+        group = lead[-1]
     if layouts is None:
         found = [dense(device, x) for x in found]
         layouts = _steps(lead, tuple([x.strides for x in (*found, *results)]))
     steps, inner = cast("tuple[list[bytes], int]", layouts)  # dense arrays always have them
     starts = [struct.pack("q", x.offset) for x in (*found, *results)]
-    return tuple(found), tuple([start + step for start, step in zip(starts, steps, strict=True)]), inner
+    return tuple(found), tuple([start + step for start, step in zip(starts, steps, strict=True)]), inner, group
 
 
 def _with_unit_step(device: Device, x: Buffer) -> Buffer:
@@ -222,12 +237,35 @@ def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes],
     return [struct.pack("3q", *pair, a[-2]) for a, pair in zip(arrays, pairs, strict=True)], lengths[-1]
 
 
+@lru_cache(maxsize=1024)
+def _steps_of_groups(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes], int] | None:
+    """Return what `_steps` does for grouped queries, whose k and v are the same along the last leading axis.
+
+    The last two leading axes become the inner one, of which k and v have only the first. None if the two, or the axes
+    before them, do not collapse to one.
+    """
+    steps = [strides[: len(lead)] for strides in arrays]
+    if len(lead) < 2 or any(steps[i][-1] for i in KEYS):
+        return None
+    inner = [own[-2:] if i not in KEYS else (own[-2] * lead[-1], own[-2]) for i, own in enumerate(steps)]
+    (count, *others), heads = collapse(lead[-2:], inner)
+    lengths, outer = collapse(lead[:-2], [own[:-2] for own in steps])
+    if others or len(lengths) > 1:
+        return None
+    pairs = zip(arrays, outer, heads, strict=True)
+    return [struct.pack("4q", 0, *before, *own, strides[-2])[8:] for strides, before, own in pairs], count
+
+
 def _unbroadcast(device: Device, dx: Buffer, shape: tuple[int, ...]) -> Buffer:
     """Return the sum of dx over the axes along which an input of this shape was broadcast."""
     missing = len(dx.shape) - len(shape)
     axes = (*range(missing), *(missing + i for i, n in enumerate(shape) if n == 1 != dx.shape[missing + i]))
     if not axes:
         return dx
-    kept = (*(1 for _ in range(missing)), *shape)
-    total = SUM(device, Spec(kept, dx.dtype), dx, axis=axes, keepdims=True)
+    # Axes in the order of memory, so that neighbors are neighbors in the sum, too.
+    order = sorted(range(len(dx.shape)), key=lambda i: dx.strides[i], reverse=True)
+    kept = [1 if i in axes else dx.shape[i] for i in order]
+    summed = tuple(map(order.index, axes))
+    total = SUM(device, Spec(tuple(kept), dx.dtype), permuted(dx, order), axis=summed, keepdims=True)
+    total = permuted(total, [order.index(i) for i in range(len(order))])
     return total._replace(shape=shape, strides=total.strides[missing:])

@@ -7,6 +7,7 @@
 //          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
 //          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
 //          axis.
+//          `group` neighbors on the inner axis share a matrix of k and v, whose inner axis is so much shorter
 // Launch   attention_forward: one work-item per (block of BQ queries, batch)
 //          attention_backward: one work-item per (batch, part); a part processes its share of the blocks of BK keys and
 //          accumulates dq in its own slice of `partial`
@@ -150,7 +151,8 @@ __kernel ONE_ITEM void attention_forward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept,
+    const long group) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     __local ACC qs[D * BQ], ks[BK * D], vs[BK * DVP], ps[BK * BQ], os[BQ * DVP];
     ACC top[BQ], base[BQ], sum[BQ], shrink[BQ], keep[BK];
@@ -158,8 +160,8 @@ __kernel ONE_ITEM void attention_forward(
     const int queries = MIN(BQ, t - q0);
     const long end = causal ? MIN(s, q0 + queries + ahead) : s;
     q += start_of(q_at, batch, inner) + q0 * q_at.w;
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     out += start_of(out_at, batch, inner) + q0 * out_at.w;
     mask += start_of(mask_at, batch, inner) + q0 * mask_at.w;
 
@@ -219,15 +221,15 @@ __kernel ONE_ITEM void attention_backward(
     const long4 dout_at, __global const ACC *restrict lse, __global ACC *restrict partial, const long4 partial_at,
     const long partial_size, __global T *restrict dk, const long4 dk_at, __global T *restrict dv, const long4 dv_at,
     const long inner, const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold,
-    const ACC kept) {
+    const ACC kept, const long group) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     __local ACC qs[BQ * DP], gs[BQ * DVP], ks[BK * DP], kt[D * BK], vt[DV * BK], ps[BQ * BK], ds[BQ * BK],
         dqs[BQ * DP], dks[BK * DP], dvs[BK * DVP];
     ACC delta[BQ], keep[BK];
     const long batch = get_global_id(0), part = get_global_id(1), parts = get_global_size(1), ahead = s - t;
     q += start_of(q_at, batch, inner);
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     mask += start_of(mask_at, batch, inner);
     out += start_of(out_at, batch, inner);
     dout += start_of(dout_at, batch, inner);

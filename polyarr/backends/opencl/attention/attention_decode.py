@@ -56,7 +56,7 @@ def _on_cpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | No
     if call.new is not None and p.t > 1:
         return None
     results = out.memory, call.at[4], lse.memory
-    program, numbers = device.plans[_cpu_program](p), (p.inner, p.t, p.s, scale)
+    program, numbers = device.plans[_cpu_program](p), (p.inner, p.group, p.t, p.s, scale)
     program.attention_decode((p.batch * p.t,), (1,), *call.arguments, *call.new_arguments, *results, *numbers)
     return lse
 
@@ -87,7 +87,7 @@ def _on_gpu(device: Device, call: Call, out: Buffer, lse: Buffer) -> Buffer | No
     results, pieces = (out.memory, call.at[4], lse.memory), None
     if parts > 1:
         pieces = device.empty(Spec((p.batch * p.t, parts, p.lengths[1] + 2), wide(p.dtype))).memory
-    numbers = p.inner, p.t, p.s, scale
+    numbers = p.inner, p.group, p.t, p.s, scale
     program.attention_decode((parts * items, p.batch * p.t), (items, 1), *call.arguments, pieces, *results, *numbers)
     if parts > 1:
         program.attention_join((items, p.batch * p.t), (items, 1), pieces, parts, *results, p.inner, p.t)

@@ -106,11 +106,11 @@ void attention_decode(
     const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at, const long mask_step,
     __global const T *restrict new_k, const long4 new_k_at, __global const T *restrict new_v, const long4 new_v_at,
     const long heads, const long position, __global T *restrict out, const long4 out_at, __global ACC *restrict lse,
-    const long inner, const long t, const long s, const ACC scale) {
+    const long inner, const long group, const long t, const long s, const ACC scale) {
     const long n = get_group_id(0), batch = n / t;
     q += start_of_row(q_at, n, inner, t);
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     out += start_of_row(out_at, n, inner, t);
     mask += start_of_row(mask_at, n, inner, t);
     if (position >= 0) {

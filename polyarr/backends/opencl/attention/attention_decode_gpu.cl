@@ -6,7 +6,7 @@
 // are in flight; the lanes of a set share a row, each taking every LANES-th vector.
 //
 // Arrays   q (.., t, D); k (.., s, D); v (.., s, DV); out (.., t, DV); mask (.., t, s)
-//          with layouts <name>_at as in attention_gpu.cl
+//          with layouts <name>_at, and `group`, as in attention_gpu.cl
 //          lse (batch, t) of ACC: the logarithm of the sum of the exponentials; inf if every key is masked
 //          pieces (batch, t, parts, DV + 2) of ACC: partial results of a split: the weighted sum of v, the largest score,
 //          and the sum of the weights exp(score - largest); null if WHOLE
@@ -71,15 +71,16 @@ __kernel GROUP void attention_decode(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global ACC *restrict pieces, __global T *restrict out, const long4 out_at,
-    __global ACC *restrict lse, const long inner, const long t, const long s, const ACC scale) {
+    __global ACC *restrict lse, const long inner, const long group, const long t, const long s,
+    const ACC scale) {
     __local ACC parts[MAX(ROUND * (LANES + 1), SETS * DV)];  // partial scores, later partial sums of columns
     __local ACC weights[KEYS], lanes[WG], totals[SETS];
     const int me = get_local_id(0), lane = me % LANES, set = me / LANES;
     const long n = get_group_id(1), batch = n / t, k0 = get_group_id(0) * KEYS;
     const int keys = MIN(KEYS, s - k0);
     q += start_of_row(q_at, n, inner, t);
-    k += start_of(k_at, batch, inner) + k0 * k_at.w;
-    v += start_of(v_at, batch, inner) + k0 * v_at.w;
+    k += start_of(k_at, batch / group, inner / group) + k0 * k_at.w;
+    v += start_of(v_at, batch / group, inner / group) + k0 * v_at.w;
     mask += start_of_row(mask_at, n, inner, t) + k0 * mask_step;
 
     ACC query[SHARE(D)][VECTOR], top = -INFINITY;

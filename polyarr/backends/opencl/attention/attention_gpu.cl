@@ -7,6 +7,7 @@
 //          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
 //          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
 //          axis.
+//          `group` neighbors on the inner axis share a matrix of k and v, whose inner axis is so much shorter
 // Launch   local (TX * TY, 1) for all kernels
 //          attention_forward, attention_backward_q: one work-group per (OWN queries, batch); it iterates over the keys,
 //          STREAM at a time
@@ -164,7 +165,8 @@ __kernel GROUP void attention_forward(
     __global const T *restrict q, const long4 q_at, __global const T *restrict k, const long4 k_at,
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global T *restrict out, const long4 out_at, __global ACC *restrict lse, const long inner,
-    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const long t, const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept,
+    const long group) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(qs, OWN, WIDTH(D));
     TILE(shared, 1, MAX(STREAM * WIDTH(D), OWN * SCORE_WIDTH));  // the keys, then the weights
@@ -176,8 +178,8 @@ __kernel GROUP void attention_forward(
     const int queries = MIN(OWN, t - q0);
     const long end = causal ? MIN(s, q0 + queries + ahead) : s;
     q += start_of(q_at, batch, inner) + q0 * q_at.w;
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     out += start_of(out_at, batch, inner) + q0 * out_at.w;
     mask += start_of(mask_at, batch, inner);
     vector os[ROWS][FOURS(DV)];
@@ -261,7 +263,8 @@ __kernel GROUP void attention_backward_q(
     __global const T *restrict v, const long4 v_at, __global const MASK_T *restrict mask, const long4 mask_at,
     const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
     __global const ACC *restrict delta, __global T *restrict dq, const long4 dq_at, const long inner, const long t,
-    const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept) {
+    const long s, const long causal, const ACC scale, STATE, const uint threshold, const ACC kept,
+    const long group) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(qs, OWN, WIDTH(D));
     TILE(gs, OWN, WIDTH(DV));
@@ -274,8 +277,8 @@ __kernel GROUP void attention_backward_q(
     const int queries = MIN(OWN, t - q0);
     const long end = causal ? MIN(s, q0 + queries + ahead) : s;
     q += start_of(q_at, batch, inner) + q0 * q_at.w;
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     dout += start_of(dout_at, batch, inner) + q0 * dout_at.w;
     dq += start_of(dq_at, batch, inner) + q0 * dq_at.w;
     mask += start_of(mask_at, batch, inner);
@@ -324,7 +327,7 @@ __kernel GROUP void attention_backward_kv(
     const long mask_step, __global const T *restrict dout, const long4 dout_at, __global const ACC *restrict lse,
     __global const ACC *restrict delta, __global T *restrict dk, const long4 dk_at, __global T *restrict dv,
     const long4 dv_at, const long inner, const long t, const long s, const long causal, const ACC scale,
-    STATE, const uint threshold, const ACC kept) {
+    STATE, const uint threshold, const ACC kept, const long group) {
     const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
     TILE(ks, OWN, WIDTH(D));
     TILE(vs, OWN, WIDTH(DV));
@@ -336,8 +339,8 @@ __kernel GROUP void attention_backward_kv(
     const long batch = get_group_id(1), ahead = s - t, k0 = get_group_id(0) * OWN;
     const int keys = MIN(OWN, s - k0);
     q += start_of(q_at, batch, inner);
-    k += start_of(k_at, batch, inner) + k0 * k_at.w;
-    v += start_of(v_at, batch, inner) + k0 * v_at.w;
+    k += start_of(k_at, batch / group, inner / group) + k0 * k_at.w;
+    v += start_of(v_at, batch / group, inner / group) + k0 * v_at.w;
     dout += start_of(dout_at, batch, inner);
     dk += start_of(dk_at, batch, inner) + k0 * dk_at.w;
     dv += start_of(dv_at, batch, inner) + k0 * dv_at.w;

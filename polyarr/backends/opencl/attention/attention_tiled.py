@@ -41,6 +41,7 @@ class Problem(NamedTuple):
     dropout: bool
     state_on_device: bool
     terms: int  # terms into which matrix units' operands are split
+    group: int = 1  # heads of q, along the inner axis, that share a head of k and v
 
     @property
     def is_backward(self) -> bool:
@@ -73,7 +74,7 @@ class Call(NamedTuple):
 
     Attributes:
         at: The layouts of the inputs, then of out and, in the backward pass, of the gradients of q, k and v.
-        numbers: The last arguments of every kernel: inner, t, s, causal, scale, STATE, threshold, kept.
+        numbers: The last arguments of every kernel: inner, t, s, causal, scale, STATE, threshold, kept, group.
         new: Rows that are to be stored in k and v first; None for none.
     """
 

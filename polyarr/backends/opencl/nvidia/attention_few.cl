@@ -14,7 +14,8 @@
 // of the first operand of weights @ v, for which two rows of v become pairs by byte permutations.
 //
 // Arrays   q (.., t, D), not `restrict`, for then its loads might move to before AWAIT_BEFORE; k, v (.., s, D), whose rows
-//          begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s); with layouts <name>_at as in attention_gpu.cl
+//          begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s); with layouts <name>_at, and `group`, as in
+//          attention_gpu.cl
 //          new_k, new_v (.., D): rows for k and v at the position in `place`; all are null if there are none. Their
 //          layouts are like the others, but the inner axis has length `heads`.
 //          lse (batch, t) of float: the logarithm of the sum of the exponentials; inf if every key is masked
@@ -119,7 +120,7 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         __global const MASK_T *restrict mask, const long4 mask_at, const long mask_step, __global const T *new_k,
         const long4 new_k_at, __global const T *new_v, const long4 new_v_at, const int heads, __global const int *place,
         __global float *pieces, __global volatile int *ended, __global T *restrict out,
-        const long4 out_at, __global float *restrict lse, const long inner, const int t, const int s,
+        const long4 out_at, __global float *restrict lse, const long inner, const long group, const int t, const int s,
         const int keys_per_part, const int parts, const float scale) {
     __local float sums[TEAMS * WARPS][D / 4][PITCH], tops[TEAMS * WARPS][QUERIES], totals[TEAMS * WARPS][QUERIES];
     __local uint seen_parts[TEAMS * WARPS], is_last;
@@ -127,8 +128,8 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     const int team = warp / WARPS, flat = warp * 32 + lane, own_row = MIN(own, t - 1);
     const int batch = get_group_id(1), position = place ? *place : -1;
     q += start_of(q_at, batch, inner);
-    k += start_of(k_at, batch, inner);
-    v += start_of(v_at, batch, inner);
+    k += start_of(k_at, batch / group, inner / group);
+    v += start_of(v_at, batch / group, inner / group);
     mask += start_of(mask_at, batch, inner);
     out += start_of(out_at, batch, inner);
     new_k += start_of(new_k_at, batch, heads);

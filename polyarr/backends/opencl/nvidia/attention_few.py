@@ -88,7 +88,8 @@ def _launch(device: Device, call: Call, out: Buffer, lse: Buffer, teams: int) ->
     place = call.new and call.new.place and call.new.place.memory
     kernel(
         (groups * 32, p.batch * warps), (32, warps), *call.arguments, *call.new_arguments[:-1], place, pieces, ended,
-        out.memory, call.at[4], lse.memory, p.inner, p.t, p.s, keys, parts, call.numbers[4],
+        out.memory, call.at[4], lse.memory, p.inner, p.group, p.t, p.s, keys, parts,
+        call.numbers[4],
     )  # fmt: skip
     return lse
 
@@ -125,7 +126,7 @@ def _check(device: Device, dtype: np.dtype, mask: np.dtype | None, length: int, 
         given = bufs[0] if seen is None else device.upload(seen)
         layouts = tuple([each[8:] for each in at[:3]])
         p = Problem(dtype, mask, batch, batch, t, s, (length, length), layouts, True, False, True, False, False, 1)
-        numbers = batch, t, s, 0, scale, 0, 0, given.memory, given.memory, 0, 1.0
+        numbers = batch, t, s, 0, scale, 0, 0, given.memory, given.memory, 0, 1.0, 1
         call = Call(p, (*bufs, given), (*at[:3], layout(0, 0, 0, s), at[3]), numbers)
         new_k, new_v = (device.upload(x[:, position].reshape(1, batch, 1, length)) for x in (k, v))
         place = device.upload(np.array([position], np.int32))

@@ -25,14 +25,15 @@ static inline float4 load_float4(__global const float *x, const long4 at, const 
 __kernel __attribute__((reqd_work_group_size(128, 1, 1)))
 void attention_split(__global const float *q, const long4 q_at, __global const float *k, const long4 k_at,
                      __global const float *v, const long4 v_at, __global const float *g, const long4 g_at,
-                     const int walks, const int batches, const int inner, const int t, const int s,
+                     const int walks, const int batches, const int inner, const int group, const int t, const int s,
                      __global uint2 *q_terms, __global uint2 *k_terms, __global uint2 *v_terms,
                      __global uint2 *g_terms) {
     const int which = get_group_id(1), lane = get_local_id(0) % LANES, inside = lane * 4 < D;
     __global const float *x = which == 0 ? q : which == 1 ? k : which == 2 ? v : g;
     __global uint2 *terms = which == 0 ? q_terms : which == 1 ? k_terms : which == 2 ? v_terms : g_terms;
     const long4 at = which == 0 ? q_at : which == 1 ? k_at : which == 2 ? v_at : g_at;
-    const int high = which == 0 || which == 3 ? t : s, wide = walks >> 2 * which & 1 ? inner : 1;
+    const int is_key = which == 1 || which == 2, high = is_key ? s : t;
+    const int wide = walks >> 2 * which & 1 ? inner / (is_key ? group : 1) : 1;
     const int rows = high * wide * (walks >> (2 * which + 1) & 1 ? batches / inner : 1);
     x += at.x;
     for (int row = get_global_id(0) / LANES; row < rows; row += get_global_size(0) / LANES) {

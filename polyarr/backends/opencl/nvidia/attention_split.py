@@ -27,7 +27,7 @@ def split(device: Device, call: Call, walks: int) -> list[Any]:
     rows = max(n * prod(batch) for batch, n in batches(p))
     groups = min(-(-rows // ROWS), GROUPS_PER_UNIT * device.features.compute_units)
     work, group = (groups * ITEMS, len(terms)), (ITEMS, 1)
-    kernel, numbers = device.plans[_kernel](p.lengths[0], p.terms), (walks, p.batch, p.inner, p.t, p.s)
+    kernel, numbers = device.plans[_kernel](p.lengths[0], p.terms), (walks, p.batch, p.inner, p.group, p.t, p.s)
     kernel(work, group, *inputs, *numbers, *padded(terms))
     return terms
 
@@ -60,6 +60,8 @@ def split_bytes(p: Problem) -> int:
 def batches(p: Problem) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield, for q, k, v and dout, the numbers of distinct matrices along the inner and the outer axis, and their rows.
     """
-    for packed, rows in zip(p.layouts, (p.t, p.s, p.s, p.t), strict=False):
+    heads = p.inner // p.group
+    lengths = (p.inner, p.t), (heads, p.s), (heads, p.s), (p.inner, p.t)
+    for packed, (wide, rows) in zip(p.layouts, lengths, strict=False):
         outer, inner, _ = struct.unpack("3q", packed)
-        yield (p.inner if inner else 1, p.batch // p.inner if outer else 1), rows
+        yield (wide if inner else 1, p.batch // p.inner if outer else 1), rows

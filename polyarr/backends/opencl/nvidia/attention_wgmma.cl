@@ -14,6 +14,7 @@
 //          long4 <name>_at is the layout of an array: offset, strides of its two leading axes, stride of a row. The
 //          last axis has stride 1, that of mask mask_step. batch = index on the outer axis * inner + index on the inner
 //          axis.
+//          `group` neighbors on the inner axis share a matrix of k and v, whose inner axis is so much shorter
 //          The first elements and all strides of q, k, v, out and dout are multiples of 16 bytes.
 //          lse (batch, padded): log2 of the sum of the exponentials of each row of scores; inf where every key is
 //          masked and in rows t <= row < padded, where padded is t rounded up to a multiple of 64
@@ -149,6 +150,7 @@ INLINE int block_of(const int round) {
 // The block's batch, the batch's indices on the two leading axes and its mask, and the block's number in the batch.
 #define FIND_BLOCK() \
     const int batch = block_of(round) % batches, outer = batch / inner, in_outer = batch % inner; \
+    const int head_of_keys = in_outer / group; \
     const int block = block_of(round) / batches; \
     __global const MASK_T *mask = whole_mask + start_of(mask_at, batch, inner)
 
@@ -198,7 +200,7 @@ INLINE int block_of(const int round) {
         const uint full = FULL(stage, second); \
         mbarrier_expect(full, TILE_BYTES); \
         tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
-                  (number) * TILE, in_outer, outer, full); \
+                  (number) * TILE, head_of_keys, outer, full); \
     }
 
 #define LOAD_OWN() { \
@@ -210,7 +212,7 @@ __kernel GROUP void attention_forward(
     MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
     const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
-    const uint threshold, const float kept) {
+    const uint threshold, const float kept, const int group) {
     GROUPS_HELD(GROUPS_FORWARD);
     __local uint4 memory[(BARRIERS_AT + BARRIERS_BYTES + 15) / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
@@ -330,10 +332,10 @@ __kernel GROUP void attention_delta(__global const T *dout, const long4 dout_at,
 #define ROWS_AT (STAGES_AT + STAGES * STAGE_BYTES)
 #define BARRIERS_AT (ROWS_AT + STAGES * 2 * ROW_BYTES)
 #define LOCAL_BYTES (BARRIERS_AT + BARRIERS_BYTES + 8)
-#define LOAD_OWN_TILES(one, other) { \
+#define LOAD_OWN_TILES(one, other, head) { \
         mbarrier_expect(OWN_FULL, 2 * TILE_BYTES); \
-        tile_load(local_at, maps, one, walks, first, in_outer, outer, OWN_FULL); \
-        tile_load(local_at + TILE_BYTES, maps, other, walks, first, in_outer, outer, OWN_FULL); \
+        tile_load(local_at, maps, one, walks, first, head, outer, OWN_FULL); \
+        tile_load(local_at + TILE_BYTES, maps, other, walks, first, head, outer, OWN_FULL); \
     }
 #define PRODUCTS_OF_TILES(p, dz, own, others) \
     WGMMA_FENCE(); \
@@ -356,13 +358,14 @@ __kernel GROUP void attention_delta(__global const T *dout, const long4 dout_at,
         tma_load_bytes(at, ((second) ? delta : lse) + (long)batch * padded + query, ROW_BYTES, full); \
     }
 
-#define LOAD_OWN() LOAD_OWN_TILES(1, 2)
+#define LOAD_OWN() LOAD_OWN_TILES(1, 2, head_of_keys)
 
 __kernel GROUP void attention_backward_kv(
     MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dk, const long4 dk_at, __global T *dv, const long4 dv_at, const int batches, const int inner,
-    const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept) {
+    const int t, const int s, const int causal, const float scale, STATE, const uint threshold, const float kept,
+    const int group) {
     GROUPS_HELD(GROUPS_KEYS);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;
@@ -450,17 +453,18 @@ __kernel GROUP void attention_backward_kv(
         const uint full = FULL(stage, second); \
         mbarrier_expect(full, TILE_BYTES); \
         tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
-                  (number) * TILE, in_outer, outer, full); \
+                  (number) * TILE, head_of_keys, outer, full); \
     }
 
 #undef LOAD_OWN
-#define LOAD_OWN() LOAD_OWN_TILES(0, 3)
+#define LOAD_OWN() LOAD_OWN_TILES(0, 3, in_outer)
 
 __kernel GROUP void attention_backward_q(
     MAPPED, const int walks, __global const MASK_T *whole_mask,
     const long4 mask_at, const long mask_step, __global const float *lse, __global const float *delta,
     __global T *dq, const long4 dq_at, const int batches, const int inner, const int t, const int s,
-    const int causal, const float scale, STATE, const uint threshold, const float kept) {
+    const int causal, const float scale, STATE, const uint threshold, const float kept,
+    const int group) {
     GROUPS_HELD(GROUPS_QUERIES);
     __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
     const int me = get_local_id(0), lane = me % 32, warp = me / 32;

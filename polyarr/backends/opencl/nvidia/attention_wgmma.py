@@ -218,7 +218,7 @@ def _small(p: Problem) -> Problem:
     t, s = LENGTHS
     pitch = _pitch(p)
     layouts = tuple(struct.pack("3q", 0, rows * pitch, pitch) for rows in (t, s, s, t))[: len(p.layouts)]
-    return p._replace(batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts)
+    return p._replace(batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts, group=1)
 
 
 def _pitch(p: Problem) -> int:
@@ -259,7 +259,7 @@ def _run(device: Device, p: Problem, arrays: list[Any], causal: int) -> list[np.
     mask_at = layout(0, 0, 0, s)
     words = [device.upload(np.array([word], np.uint64)).memory for word in STATE]
     state = (0, 0, *words) if p.state_on_device else (*STATE, *words)
-    numbers = BATCH, t, s, causal, SCALE, *state, round(RATE * 2**24), 1 / (1 - RATE) if p.dropout else 1.0
+    numbers = BATCH, t, s, causal, SCALE, *state, round(RATE * 2**24), 1 / (1 - RATE) if p.dropout else 1.0, 1
     forward_p = p._replace(layouts=p.layouts[:3])
     call = Call(forward_p, (q, k, v, mask or q), (*at[:3], mask_at, at[4]), numbers)
     lse = _planned(device, forward_p, units=1).forward(device, call, out)

@@ -46,7 +46,7 @@ def draw(seed: int, choices: Choices) -> Problem:
     t, s = lengths(r, choices.longest)
     t = pick(r, choices.queries) if choices.queries else t
     lead, shared, layout = heads(r)
-    s = t if layout == "packed" else s
+    s = t if layout in ("packed", "grouped") else s
     spread = pick(r, (1.0, 1.0, 0.1, 4.0, 1e-3))
     q, k, v = (values(r, (*outer, n, size), dtype, spread)
                for outer, n in ((lead, t), (shared, s), (shared, s)))  # fmt: skip
@@ -81,6 +81,9 @@ def heads(r: np.random.Generator) -> tuple[tuple[int, ...], tuple[int, ...], str
     if layout == "packed":
         lead = (int(r.integers(1, 4)), int(r.integers(1, 5)))
         return lead, lead, layout
+    if layout == "grouped":
+        b, h, g = (int(n) for n in r.integers(1, 4, 3))
+        return (b, h, g), (b, h, 1), layout
     b, h, g = (int(n) for n in r.integers(1, 4, 3))
     lead = pick(r, ((), (h,), (b, h), (b, h), (b, h, g), (b, h, g), (0, h) if r.integers(4) == 0 else (b, h)))
     shared = pick(r, (lead, (b, h, 1) if len(lead) == 3 else lead))
@@ -138,7 +141,18 @@ def turned(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
     return [first, pa.flip(pa.asarray(np.ascontiguousarray(k[..., ::-1, :])), axis=-2), pa.asarray(v)]
 
 
-LAYOUTS = {"plain": plain, "packed": packed, "offset": offset, "turned": turned}
+def grouped(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[pa.Array]:
+    """Return q (B, K, H, T, D) and k, v (B, K, 1, T, D) as slices of one (B, T, K * H + 2 K, D) array."""
+    (b, kv, h, t, d), shared = q.shape, k.shape[1]
+    heads = kv * h
+    rows = [np.moveaxis(x, 3, 1).reshape(b, t, n, d) for x, n in ((q, heads), (k, shared), (v, shared))]
+    together = pa.asarray(np.concatenate(rows, axis=2))
+    first, *rest = together[:, :, :heads], together[:, :, heads : heads + shared], together[:, :, heads + shared :]
+    first, *rest = (ops.permute_dims(x, axes=(0, 2, 1, 3)) for x in (first, *rest))
+    return [ops.reshape(first, shape=q.shape), *(ops.expand_dims(x, axis=2) for x in rest)]
+
+
+LAYOUTS = {"plain": plain, "packed": packed, "offset": offset, "turned": turned, "grouped": grouped}
 
 
 # ---- what it comes to --------------------------------------------------------------------------------------------

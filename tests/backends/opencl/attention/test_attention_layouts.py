@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr import ops
 from polyarr.nn import MultiHeadAttention
+from tests.helpers.launches import launches
 
 pytestmark = pytest.mark.polyarr_backend("opencl")
 
@@ -17,9 +19,9 @@ def gradient(layer, x):
     return pa.grad(lambda x: pa.sum(layer(x) ** 2))(x)
 
 
-@pytest.mark.parametrize(("batch", "kv"), [(1, 4), (1, 2), (1, 1), (2, 4)])
+@pytest.mark.parametrize(("batch", "kv"), [(1, 4), (1, 2), (1, 1), (2, 4), (2, 2), (3, 1)])
 def test_a_prompts_result_is_not_copied_for_the_output_projection(backend, batch, kv):
-    """Heads in groups share keys and values; for one text they are copied no more than single ones."""
+    """Heads in groups share keys and values, which are copied no more than those of single ones."""
     pa.random.seed(0)
     layer, x = MultiHeadAttention(64, 4, n_kv_heads=kv).eval(), pa.random.normal((batch, 16, 64))
     compiled, caches = pa.compile(attended, donate=("cache",)), [layer.cache(batch, 64) for _ in range(2)]
@@ -42,3 +44,15 @@ def test_groups_of_heads_have_the_values_and_gradients_of_numpy(backend, batch, 
     layer, x = layer.to("opencl"), x.to("opencl")
     for found, due in zip((layer(x), gradient(layer, x)), expected, strict=True):
         np.testing.assert_allclose(found.numpy(), due, rtol=1e-4, atol=1e-5 * np.abs(due).max())
+
+
+def test_keys_of_groups_are_read_where_a_projection_has_them(backend):
+    """In slices of (B, T, heads, D), of which three axes before the last two do not collapse to two."""
+    qkv = pa.permute_dims(pa.astype(pa.random.normal((2, 16, 8, 8)), "float32"), (0, 2, 1, 3))  # (B, heads, T, D)
+    q, k, v = ops.reshape(qkv[:, :4], shape=(2, 2, 2, 16, 8)), qkv[:, 4:6, None], qkv[:, 6:, None]
+    with launches() as names:
+        out, pull = pa.vjp(lambda *x: ops.attention(*x, causal=True), q, k, v)
+    assert names == ["attention_forward"]
+    with launches() as names:
+        pull(out)
+    assert not {*names} & {"elementwise", "copy", "copy_rows"}, names
