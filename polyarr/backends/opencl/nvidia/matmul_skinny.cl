@@ -19,14 +19,16 @@
 //          M, TILES, WARPS         as above; M is 1 for one row, else a multiple of 8
 //          STAGES                  steps of a warp that are in flight
 //          GATED                   1 to multiply by the product with a second weight
+//          OVERLAPS                1 to let the next kernel begin; 0 if it is bound by instructions, which work-groups that
+//                                  wait would delay
 //          BIAS, SAVE, ACTIVATION  1 to add bias, to write saved; none, relu, silu, gelu or gelu_tanh
 //          BIAS_T, BIAS_LOAD       the dtype of bias
 //          BITS                    8 or 4 for codes of a quantized weight as in dequantize.cl; else 0
 //          IN_BLOCKS, SCALE_T, SCALE_LOAD   1 for a scale per block of 32 codes, 0 for one per row; its dtype
 //          SCALE_KIND              the PTX name of the dtype of a block's scale, f16 or bf16
 #include "ptx.cl"
-#if !defined(M) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(GATED)
-#error "matmul_skinny.cl needs M, TILES, WARPS, STAGES and GATED"
+#if !defined(M) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(GATED) || !defined(OVERLAPS)
+#error "matmul_skinny.cl needs M, TILES, WARPS, STAGES, GATED and OVERLAPS"
 #endif
 #if !defined(BIAS) || !defined(SAVE) || !defined(ACTIVATION) || !defined(BIAS_T) || !defined(BIAS_LOAD)
 #error "matmul_skinny.cl needs BIAS, SAVE, ACTIVATION, BIAS_T and BIAS_LOAD"
@@ -176,7 +178,7 @@ __kernel __attribute__((reqd_work_group_size(32, WARPS, 1))) void matmul(
     UNROLL for (int s = 0; s < STAGES; s++)
         if (warp + s * WARPS < steps) COPY_WEIGHTS(address + s * STAGE_BYTES, warp + s * WARPS)
     AWAIT_BEFORE();
-    if (!BITS) ALLOW_NEXT();  // with BITS it is bound by instructions, which work-groups that wait would delay
+    if (OVERLAPS) ALLOW_NEXT();
     UNROLL for (int s = 0; s < STAGES; s++) {
         if (warp + s * WARPS < steps) COPY_X(address + s * STAGE_BYTES, warp + s * WARPS)
         COMMIT();

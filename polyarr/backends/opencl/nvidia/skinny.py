@@ -36,7 +36,9 @@ def shape_of(n: int, k: int, rows: int, bits: int, units: int) -> dict[str, int]
         kept = 1 if rows == 1 else blocks_in(rows, 8) * 8
         tiles = 4 if n >= VERY_MANY * units else 2 if n >= FEW * units else 1
     most = 3 if tiles == 1 and kept <= 16 else 1 if kept > ROWS and warps == 8 else 2
-    return {"M": kept, "TILES": tiles, "WARPS": warps, "STAGES": min(most, blocks_in(steps, warps))}
+    overlaps = bits == 16 or blocks_in(n, TILE * tiles) <= units
+    stages = min(most, blocks_in(steps, warps))
+    return {"M": kept, "TILES": tiles, "WARPS": warps, "STAGES": stages, "OVERLAPS": int(overlaps)}
 
 
 def _power(length: int) -> int:
