@@ -12,9 +12,15 @@ from polyarr.backends.opencl.runtime.source import Arguments
 from polyarr.core.announce import announce, observers
 from polyarr.core.errors import BackendError
 
+MAX_UNMARKED = 1024  # commands behind a mark, from which on the host sets the next one, and waits for this one
+
 
 class Commands:
-    """A device's queue, its lock, and the commands that move bytes."""
+    """A device's queue, its lock, and the commands that move bytes.
+
+    The host is at most twice MAX_UNMARKED commands ahead of the device, or two runs of a longer recorded program,
+    because a driver such as PoCL keeps memory for every command that has not finished.
+    """
 
     def __init__(self, driver: Any) -> None:
         self.driver, self.queue = driver, driver.queue
@@ -23,6 +29,8 @@ class Commands:
         self.lock: Any = threading.RLock()
         self.is_marked, self.marks = False, 0  # whether replays set queue marks; the number of marks so far
         self.awaited: Callable[[], None] | None = None  # to be called before anything else is enqueued
+        self.unmarked = 0  # the number of commands behind the mark of keep_pace
+        self._pace: Any = None  # the event of that mark
         self.last_kernel = "none"  # the name of the kernel that was enqueued last
         self.recording: Any = None  # the Recording that notes every command
         self.graphs: Any = None  # the CUDA graphs that replays may use
@@ -142,6 +150,12 @@ class Commands:
         except ERRORS as error:
             raise self.lost(error) from error
 
+    def keep_pace(self) -> None:
+        """Wait until the device has passed the last of these calls, and mark this one. The caller holds the lock."""
+        before, self._pace, self.unmarked = self._pace, self.driver.mark(self.queue), 0
+        if before is not None:
+            self.wait(before)
+
     def mark(self) -> "Mark":
         """Return a mark behind everything that was enqueued so far."""
         with self.lock:
@@ -178,6 +192,9 @@ class Commands:
                 each.note(refused)
                 raise refused from error
             self._note_last(commands)
+            self.unmarked += len(commands)
+            if self.unmarked >= MAX_UNMARKED:
+                self.keep_pace()
 
     @staticmethod
     def _enqueue_again(each: "BoundCommand", queue: Any) -> None:
@@ -296,6 +313,9 @@ class Command:
                 raise self.refused(work, group, error) from error
             if self.is_kernel:
                 commands.last_kernel = self.name
+            commands.unmarked += 1
+            if commands.unmarked >= MAX_UNMARKED:
+                commands.keep_pace()
         return event
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:

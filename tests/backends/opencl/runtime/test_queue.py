@@ -107,6 +107,27 @@ def test_kernels_take_what_the_compiler_says(backend, monkeypatch):
             assert list(program.kernels[kernel.function_name].arguments) == expected, kernel.function_name
 
 
+@on_opencl
+def test_the_host_waits_for_a_device_that_is_far_behind(device, monkeypatch):
+    marked, waited, mark, queue = [], [], device.driver.mark, device.commands
+    monkeypatch.setattr(commands, "MAX_UNMARKED", 6)
+    monkeypatch.setattr(device.driver, "mark", lambda queue: marked.append(mark(queue)) or marked[-1])
+    monkeypatch.setattr(queue, "wait", waited.append)
+    monkeypatch.setattr(queue, "_pace", None)
+    x, fn = pa.ones((4,)), pa.compile(lambda x: (pa.flip(x @ x[:, None]), x + 1))
+    before = {*device.replays}
+    for _ in range(3):
+        fn(x)  # the third call replays
+    (replay,) = {*device.replays} - before
+    for repeated, run in ((1, lambda: x + 1), (len(replay._last.commands), lambda: fn(x))):
+        monkeypatch.setattr(queue, "unmarked", 0)
+        del marked[:], waited[:]
+        queue._pace = first = object()
+        for _ in range(24 // repeated):
+            run()
+        assert len(marked) == 4 and waited == [first, *marked[:3]]
+
+
 # ---- launches without an event -----------------------------------------------------------------------------------
 
 launches, driver = (import_module(f"polyarr.backends.opencl.runtime.{name}") for name in ("launches", "driver"))
