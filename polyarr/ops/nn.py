@@ -410,13 +410,13 @@ def mse(x, y):
 
     Args:
         x: Floating-point array.
-        y: Floating-point array, promoted with x, that broadcasts against it.
+        y: Floating-point array of the shape of x, promoted with x. Either may be a number or an array without axes.
 
     Returns:
         Array () of the promoted dtype, but float32 for float16 and bfloat16.
 
     Raises:
-        ShapeError: x and y do not broadcast.
+        ShapeError: x and y have different shapes: (n, 1) and (n,) would broadcast to (n, n).
 
     Examples:
         >>> import polyarr as pa
@@ -425,6 +425,9 @@ def mse(x, y):
 
     Gradients: x, y
     """
+    given = spec_of(x), spec_of(y)
+    if given[0].shape != given[1].shape and all(spec.shape for spec in given):
+        raise ShapeError(f"mse: x is {given[0]}, y is {given[1]}; both must have the same shape, or one no axes")
     return mean(square(_wide(subtract(x, y))))
 
 

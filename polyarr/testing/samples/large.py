@@ -212,6 +212,7 @@ LARGE |= {
     ops.linear_cross_entropy: grown.heads(
         (((131,), 70, 1031, "mean", 64), ((2, 67), 130, 260, "none", None), ((70001,), 3, 2, "sum", 9000))
     ),
+    ops.mse: only(((ROWS, ROWS), {}), ((AXES, AXES), {})),
     ops.attention: grown.attention(ATTENTIONS, with_dropout=(1, 3)),
     ops.dropout: only((((601, 503),), {"rate": 0.1}), ((AXES,), {"rate": 0.5})),
 }
