@@ -47,6 +47,41 @@ def test_the_gradient_of_split_joins_the_parts_once(used) -> None:
     assert "slice_update" not in program and program.count(" concat") == 1
 
 
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        (lambda x: (x[:, :2], x[:, 2:5], x[:, 5:]), "concat"),
+        (lambda x: (x[:, 5:], x[:, :2], x[:, 2:5]), "concat"),
+        (lambda x: (x[0], x[1]), "concat"),
+        (lambda x: (x[:, :3], x[:, 3:3], x[:, 3:]), "concat"),
+        (lambda x: (x[:, :2], x[:, 2:], x), "concat"),
+        (lambda x: (x[:, :2], x[:, 3:]), "slice_update"),
+        (lambda x: (x[:, :4], x[:, 2:]), "slice_update"),
+        (lambda x: (x[:, :3], x[:, :3], x[:, 3:]), "slice_update"),
+        (lambda x: (x[:, ::2], x[:, 1::2]), "slice_update"),
+        (lambda x: (x[:, 2::-1], x[:, 3:]), "slice_update"),
+        (lambda x: (x[0, :3], x[:, 3:]), "slice_update"),
+        (lambda x: (x[:1], x[:, 3:]), "slice_update"),
+    ],
+)
+def test_the_gradients_of_slices_that_cover_an_array_are_joined_once(cut, expected, monkeypatch) -> None:
+    def loss(x):
+        return sum(pa.sum(pa.square(part)) * (i + 1) for i, part in enumerate(cut(x)))
+
+    x = np.float32([[1, -2, 3, 0, 5, -6], [7, 8, -9, 1, 2, 3]])
+    weight = np.zeros_like(x)
+    for i, places in enumerate(cut(np.arange(12).reshape(2, 6))):
+        np.add.at(weight.reshape(-1), places.reshape(-1), i + 1)
+    value, pull = pa.vjp(loss, pa.asarray(x))
+    called = []
+    for op in (ops.concat, ops.slice_update):
+        monkeypatch.setattr(op, "_run", lambda *args, op=op, run=op._run: called.append(op.name) or run(*args))
+    close(pull(pa.ones_like(value))[0], 2 * x * weight)
+    assert {*called} == {expected}
+    close(pa.vmap(pa.grad(loss))(pa.asarray(x)[None])[0], 2 * x * weight)
+    close(pa.jvp(pa.grad(loss), (pa.asarray(x),), (pa.ones((2, 6)),))[1], 2 * weight)
+
+
 def test_value_and_gradient() -> None:
     value, g = pa.value_and_grad(lambda x: ops.sum(x * x))(pa.asarray([1.0, 2.0, 3.0]))
     assert value.item() == 14

@@ -19,12 +19,12 @@ from polyarr.autograd.arguments import (
     two_values,
     without_floats,
 )
-from polyarr.autograd.walk import between, fitted, is_outside, zeros_of
+from polyarr.autograd.walk import Slice, between, fitted, is_outside, with_slices, zeros_of
 from polyarr.core.array import Array
 from polyarr.core.current import current_level, renewed, traced
 from polyarr.core.errors import GradientError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
-from polyarr.core.record import FusedPull, check_gradient
+from polyarr.core.record import FusedPull, Rules, check_gradient
 from polyarr.core.spec import Spec, described
 from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
 
@@ -524,6 +524,7 @@ def _backward(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], o
 
 def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], release: bool) -> list[Array | None]:
     grads: dict[Node, Any] = {}
+    slices: dict[Node, list[Slice]] = {}  # gradients of slices, by the node of the array that they were cut from
     for root, g in seeds:
         if root is not None and g is not None:
             grads[root] = grads[root] + g if root in grads else g
@@ -531,6 +532,8 @@ def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], relea
     # Creation order is a topological order, so no recursion: sort once, walk down.
     for node in between(list(grads), finals):
         g = grads.pop(node, None)
+        if node in slices:
+            g = with_slices(g, slices.pop(node))
         if g is None:
             continue
         if type(node) is Result:
@@ -538,13 +541,18 @@ def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], relea
             parts, i = grads.setdefault(owner, [None] * len(owner.results)), node.index
             parts[i] = g if parts[i] is None else parts[i] + g  # a rule that names `out` has results of its own
             continue
-        for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
-            if part is not None:
-                if spec is not None and (part.shape != spec.shape or part.dtype is not spec.dtype):
-                    part = fitted(node, part, spec)
-                grads[parent] = grads[parent] + part if parent in grads else part
+        if type(node.pull) is Rules and node.pull.op is ops.slice:
+            slices.setdefault(node.parents[0], []).append(Slice(node, node.pull, g))
+        else:
+            for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):
+                if part is not None:
+                    if spec is not None and (part.shape != spec.shape or part.dtype is not spec.dtype):
+                        part = fitted(node, part, spec)
+                    grads[parent] = grads[parent] + part if parent in grads else part
         if release:  # free what the node saved now, not after the walk
             node.pull, node.parents = None, ()
+    for end, given in slices.items():
+        grads[end] = with_slices(grads.get(end), given)
     return [grads.get(end) for end in ends]
 
 

@@ -1,5 +1,7 @@
 """Parts of the walk over the tape: its order, and gradients that fit the arrays that they belong to."""
 
+from typing import Any, NamedTuple
+
 from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.current import current_level
@@ -50,3 +52,36 @@ def fitted(node: Node, g: Array, spec: Spec) -> Array:
         check_gradient(f"{op.name if op else 'autograd'}: the gradient of an input is", g, spec)
     g = ops.sum(g, axis=stretched, keepdims=not lead) if stretched else g
     return g if g.shape == spec.shape else ops.reshape(g, shape=spec.shape)
+
+
+class Slice(NamedTuple):
+    """The gradient g of a slice, with the slice's node and pull function."""
+
+    node: Node
+    pull: Any
+    g: Array
+
+    def place(self) -> tuple[int, int, int]:
+        """Return the axis that the slice cuts, and from where to where; axis -1 if it does not cut one axis."""
+        _, (spec, starts, steps), _ = self.pull.work[0]
+        axes = [i for i, n in enumerate(spec.shape) if n != self.g.shape[i]]
+        if len(axes) != 1 or any(step != 1 for step in steps) or any(type(start) is not int for start in starts):
+            return -1, 0, 0
+        return axes[0], starts[axes[0]], starts[axes[0]] + self.g.shape[axes[0]]
+
+
+def with_slices(g: Array | None, slices: list[Slice]) -> Array:
+    """Return an array's gradient g, or zeros, plus those of slices of it.
+
+    These are joined by one concat if they cover the array once along an axis; else each is padded and added.
+    """
+    shape, places = slices[0].node.specs[0].shape, [each.place() for each in slices]
+    ordered, (axis, *_) = sorted(range(len(slices)), key=places.__getitem__), places[0]
+    starts, stops = [places[i][1] for i in ordered], [places[i][2] for i in ordered]
+    is_along_one = axis >= 0 and all(place[0] == axis for place in places)
+    if len(slices) > 1 and is_along_one and [*starts, shape[axis]] == [0, *stops]:
+        parts = [ops.concat([slices[i].g for i in ordered], axis=axis)]
+    else:
+        parts = [each.pull(each.node, each.g)[0] for each in slices]
+    first, *rest = parts if g is None else [g, *parts]
+    return sum(rest, start=first)
