@@ -55,7 +55,6 @@ LAYERS = {
     "polyarr.profiling": 5,
     "polyarr.nn": 5,
     "polyarr.optim": 5,
-    "polyarr.schedules": 4,
     "polyarr.distributed": 5,
     "polyarr.text": 5,
     "polyarr.models": 6,

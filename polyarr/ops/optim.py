@@ -1,4 +1,4 @@
-"""Ops of optimizers on lists of arrays: the norm of all gradients, and the update steps. See polyarr/optim.py."""
+"""Ops of optimizers on lists of arrays: the norm of all gradients, and the update steps. See polyarr/optim/."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""Optimizers as values: init makes a state, update makes a new model and state. Schedules, clipping, accumulation."""
+"""The base of all optimizers: weight decay, clipping and loss scaling around a step, and the state."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from polyarr import ops, tree
-from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
-from polyarr.core.names import answer_attribute, answering
+from polyarr.core.names import answer_attribute
 from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, float32, float64, shown
 from polyarr.ops.validation import number, within
-from polyarr.schedules import constant, warmup_cosine, warmup_linear
-
-__all__ = [
-    "SGD", "Adam", "AdamW", "LossScale", "Muon", "Optimizer", "accumulate", "at_least_two_axes", "clip_by_global_norm",
-    "constant", "hidden_matrices", "loss_scale", "warmup_cosine", "warmup_linear",
-]  # fmt: skip
+from polyarr.optim.gradients import scale_for
 
 Schedule = Callable[[int], float]
 State = dict[str, Any]
@@ -265,9 +259,9 @@ class Optimizer:
             return 1.0, None
         norm = ops.global_norm(grads) if norm is None else norm
         if not self.loss_scale:
-            return 1.0 if self.clip is None else _scale_for(norm, self.clip), None
+            return 1.0 if self.clip is None else scale_for(norm, self.clip), None
         by = loss_scale(state)
-        return (1.0 if self.clip is None else _scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
+        return (1.0 if self.clip is None else scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
     def check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
         """Raise the errors of update. given and leaves are the arrays of grads and model by name."""
@@ -300,210 +294,6 @@ class Optimizer:
         raise TypeError(f"{type(self).__name__} is no optimizer; take SGD, Adam, AdamW or Muon")
 
 
-@dataclass(frozen=True)
-class SGD(Optimizer):
-    """Stochastic gradient descent, with optional momentum.
-
-    Args:
-        lr: As in Optimizer, and so are weight_decay, clip, decays and loss_scale.
-        momentum: Share of the velocity that stays at each step.
-        nesterov: Whether to use Nesterov momentum.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import optim
-        >>> w, optimizer = pa.asarray([1.0, 2.0]), optim.SGD(lr=0.1)
-        >>> w, state = optimizer.update(pa.asarray([1.0, 1.0]), optimizer.init(w), w)
-        >>> w
-        Array([0.9, 1.9], float32, 'numpy')
-    """
-
-    momentum: float = 0.0
-    nesterov: bool = False
-
-    moments = ("velocity",)
-
-    def _step(
-        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
-    ) -> Sequence:
-        return ops.sgd(
-            [*params.values()], grads, moments[0], self.learning_rate(done), scale,
-            momentum=self.momentum, weight_decay=decay, nesterov=self.nesterov,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Adam(Optimizer):
-    """The optimizer Adam. Weight decay is added to the gradient.
-
-    Args:
-        lr: As in Optimizer, and so are weight_decay, clip, decays and loss_scale.
-        betas: Decay of the first and second moments.
-        eps: Number added to the root of the second moment.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import optim
-        >>> w, optimizer = pa.asarray([1.0, 2.0]), optim.Adam(lr=0.1)
-        >>> w, state = optimizer.update(pa.asarray([1.0, -5.0]), optimizer.init(w), w)
-        >>> w
-        Array([0.9, 2.1], float32, 'numpy')
-
-    Source: Kingma, Ba 2014, arXiv:1412.6980
-    """
-
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-
-    moments = ("m", "v")
-    decoupled = False
-
-    def _step(
-        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
-    ) -> Sequence:
-        (m, v), (beta1, beta2) = moments, self.betas
-        return ops.adamw(
-            [*params.values()], grads, m, v, self.learning_rate(done), done + 1, scale,
-            beta1=beta1, beta2=beta2, eps=self.eps, weight_decay=decay, decoupled=self.decoupled,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class AdamW(Adam):
-    """The optimizer AdamW: Adam with decoupled weight decay, which shrinks parameters by lr * weight_decay.
-
-    Args:
-        lr: As in Optimizer, and so are weight_decay (0.01 by default), clip, decays and loss_scale.
-        betas: Decay of the first and second moments.
-        eps: Number added to the root of the second moment.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import nn, optim
-        >>> model, optimizer = nn.Linear(2, 1), optim.AdamW(optim.warmup_cosine(1e-3, 100, 1000), clip=1.0)
-        >>> state = optimizer.init(model)
-        >>> gradient = pa.grad(lambda m: pa.sum(m(pa.ones((4, 2)))))(model)
-        >>> model, state = optimizer.update(gradient, state, model)
-        >>> state["step"]
-        1
-
-    Source: Loshchilov, Hutter 2017, arXiv:1711.05101
-    """
-
-    weight_decay: float = 0.01
-
-    decoupled = True
-
-
-def hidden_matrices(name: str, p: Array) -> bool:
-    """Return whether Muon orthogonalizes the step of an array: of matrices but embeddings and heads, and of experts.
-
-    Args:
-        name: Dotted name of the array.
-        p: The array.
-
-    Returns:
-        bool: True for arrays with two axes that are no biases, and for the weights (experts, out, in) of a
-            GroupedLinear layer, unless a part of the name, such as "tok_emb" or "out_head", ends with "emb" or "head".
-    """
-    parts = name.split(".")
-    axes, is_of_experts = len(p.shape), any(part.startswith("expert_") for part in parts)
-    is_matrix = at_least_two_axes(name, p) and (axes == 2 or (axes == 3 and is_of_experts))
-    return is_matrix and not any(part.endswith(("emb", "head")) for part in parts)
-
-
-@dataclass(frozen=True)
-class Muon(AdamW):
-    """The optimizer Muon: momentum whose matrices are made almost orthogonal, and AdamW for all other arrays.
-
-    The step of a matrix (out, in) has singular values of about 1, times 0.2 sqrt(max(out, in)): about as long as a step
-    of AdamW, so that both parts share one learning rate and one weight decay. The state of a matrix is its momentum
-    alone. Each layer of stacked weights (experts, out, in) is a matrix.
-
-    Args:
-        lr: As in Optimizer, and so are weight_decay (0.1 by default), clip, decays and loss_scale.
-        betas: AdamW's, and so is eps.
-        momentum: Decay of the mean of the gradients of matrices; the step is Nesterov's.
-        matrices: Function of dotted name and array that returns whether an array is such a matrix.
-        dtype: Dtype of the matrix products that make a step orthogonal, "bfloat16" or "float32".
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import nn, optim
-        >>> model, optimizer = nn.Linear(2, 1), optim.Muon(lr=0.1)
-        >>> state = optimizer.init(model)
-        >>> list(state["m"]), list(state["v"])
-        (['weight', 'bias'], ['bias'])
-        >>> gradient = pa.grad(lambda m: pa.sum(m(pa.ones((4, 2)))))(model)
-        >>> model, state = optimizer.update(gradient, state, model)
-
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025,
-    arXiv:2502.16982, for the length of the step
-    """
-
-    weight_decay: float = 0.1
-    momentum: float = 0.95
-    matrices: Callable[[str, Array], bool] = hidden_matrices
-    dtype: str = "bfloat16"
-
-    elementwise = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not callable(self.matrices):
-            raise TypeError(f"Muon: matrices is {shown(self.matrices)}; it must be a function of a name and an array")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise ValueError(f"Muon: dtype is {shown(self.dtype)}; it must be 'bfloat16' or 'float32'")
-        if not isinstance(self.momentum, Number) and self.momentum >= 1:
-            raise ValueError(f"Muon: momentum is {self.momentum}; it must be below 1")
-
-    def kept(self, params: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return params for "m", and those of them that AdamW updates for "v"."""
-        return {"m": params, "v": {name: p for name, p in params.items() if not self._is_matrix(name, p)}}
-
-    def _is_matrix(self, name: str, p: Array) -> bool:
-        return len(p.shape) >= 2 and self.matrices(name, p)
-
-    def _step(
-        self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
-    ) -> Sequence:
-        given = {name: (g, m, d) for name, g, m, d in zip(params, grads, moments[0], decay, strict=True)}
-        others = [name for name, p in params.items() if not self._is_matrix(name, p)]
-        rest: Sequence = ((), (), ())
-        if others:
-            g, m, own_decay = zip(*(given[name] for name in others), strict=True)
-            own = {name: params[name] for name in others}
-            rest = super()._step(own, [*g], [[*m], moments[1]], done, scale, own_decay)
-        new = {name: (p, m) for name, p, m in zip(others, *rest[:2], strict=True)}
-        lr = self.learning_rate(done)
-        new |= {name: self._moved(p, *given[name], lr, scale) for name, p in params.items() if name not in new}
-        return [new[name][0] for name in params], [new[name][1] for name in params], rest[2]
-
-    def _moved(self, p: Array, g: Array, m: Array, decay: float, lr: Any, scale: Any) -> tuple[Array, Array]:
-        """Return a matrix (..., out, in) and its momentum after a step, computed in the momentum's dtype."""
-        lr, scale = (n.astype(m.dtype) if type(n) is Array else n for n in (lr, scale))
-        g = g.astype(m.dtype) * scale
-        m = m * self.momentum + g * (1 - self.momentum)
-        step = _orthogonal(m * self.momentum + g * (1 - self.momentum), self.dtype).astype(m.dtype)
-        length = lr * (0.2 * max(p.shape[-2:]) ** 0.5)
-        return (p.astype(m.dtype) * (1 - lr * decay) - step * length).astype(p.dtype), m
-
-
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # coefficients of x, x^3 and x^5: five steps take (0.01, 1] to about (0.7, 1.2)
-
-
-def _orthogonal(x: Array, dtype: str) -> Array:
-    """Return U V^T for x = U S V^T (..., out, in), but for singular values of about 1, by Newton-Schulz iterations."""
-    is_tall = x.shape[-2] > x.shape[-1]
-    norm = ops.sqrt(ops.sum(x * x, axis=(-2, -1), keepdims=True))
-    x = ((x.mT if is_tall else x) / ops.maximum(norm, 1e-7)).astype(dtype)
-    a, b, c = _QUINTIC
-    for _ in range(5):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if is_tall else x
-
-
 def _holds_gradients(model: Any) -> bool:
     return getattr(model, "is_gradient", False)
 
@@ -528,69 +318,3 @@ def trainable(model: Any) -> dict[str, Array]:
         ['weight', 'bias']
     """
     return {name: a for name, a in tree.trainable(model).items() if type(a) is Array and a.dtype in FLOATS}
-
-
-# ---- gradients -----------------------------------------------------------------------------------------------
-
-
-def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
-    """Scale gradients down if their global norm is above a limit.
-
-    Args:
-        grads: Tree of gradients.
-        max_norm: Largest global norm.
-
-    Returns:
-        Tuple (gradients, norm): norm is that of the given gradients, an array () that was not read.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import optim
-        >>> grads, norm = optim.clip_by_global_norm([pa.asarray([3.0, 4.0])], 1.0)
-        >>> norm
-        Array(5., float32, 'numpy')
-    """
-    norm = ops.global_norm(tree.leaves(grads))
-    scale = _scale_for(norm, max_norm)
-    return tree.map(lambda g: (g.astype(scale.dtype) * scale).astype(g.dtype), grads), norm
-
-
-def _scale_for(norm: Array, max_norm: float) -> Array:
-    return ops.minimum(max_norm / (norm + 1e-6), 1.0)  # an array () that stays on the device
-
-
-def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple[Array, Any]:
-    """Return the mean loss over batches and the mean gradient, with the memory of one batch.
-
-    Args:
-        loss_fn: Function (model, *batch) with a scalar value.
-        model: Tree of arrays.
-        batches: Iterable of tuples.
-
-    Returns:
-        Tuple (loss, gradients).
-
-    Raises:
-        ValueError: There is no batch.
-
-    Examples:
-        >>> import polyarr as pa
-        >>> from polyarr import optim
-        >>> loss, grads = optim.accumulate(lambda w, x: w * x, pa.asarray(2.0), [(1.0,), (3.0,)])
-        >>> grads
-        Array(2., float32, 'numpy')
-    """
-    step = value_and_grad(loss_fn)
-    loss, grads, count = None, None, 0
-    for batch in batches:
-        part, part_grads = step(model, *batch)
-        loss = part if loss is None else loss + part
-        grads = part_grads if grads is None else tree.map(lambda a, b: a + b, grads, part_grads)
-        count += 1
-    if loss is None:
-        raise ValueError("accumulate: got no batches; it needs at least one")
-    return (loss, grads) if count == 1 else (loss / count, tree.map(lambda g: g / count, grads))
-
-
-if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
-    __getattr__ = answering(__name__, __all__)

@@ -1,4 +1,4 @@
-"""Schedules: learning rates as functions of the number of steps done. polyarr.optim has their public names."""
+"""Schedules: learning rates as functions of the number of steps done."""
 
 import math
 from dataclasses import dataclass, fields
