@@ -178,6 +178,20 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         optim.accumulate(loss_fn, model, [])
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_accumulation_returns_what_each_batch_did(count):
+    def loss_fn(w, x):
+        return w * x, {"twice": 2 * w * x}
+
+    (loss, auxs), grads = optim.accumulate(
+        loss_fn, pa.asarray(2.0), [(float(n),) for n in range(1, count + 1)], has_aux=True
+    )
+    assert (loss.item(), grads.item()) == (count + 1, (count + 1) / 2)
+    assert [aux["twice"].item() for aux in auxs] == [4 * n for n in range(1, count + 1)]
+    with pytest.raises(pa.GradientError, match=r"fn returned .*; it must return \(value, aux\), for has_aux$"):
+        optim.accumulate(lambda w, x: w * x, pa.asarray(2.0), [(1.0,)], has_aux=True)
+
+
 def test_optimizers_are_values():
     assert optim.AdamW(lr=1e-3) == optim.AdamW(lr=1e-3) != optim.AdamW(lr=1e-4)
     assert "weight_decay=0.01" in repr(optim.AdamW()) and optim.Adam().weight_decay == 0

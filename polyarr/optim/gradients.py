@@ -35,19 +35,22 @@ def scale_for(norm: Array, max_norm: float) -> Array:
     return ops.minimum(max_norm / (norm + 1e-6), 1.0)
 
 
-def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple[Array, Any]:
+def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple], has_aux: bool = False) -> tuple[Any, Any]:
     """Return the mean loss over batches and the mean gradient, with the memory of one batch.
 
     Args:
         loss_fn: Function (model, *batch) with a scalar value.
         model: Tree of arrays.
         batches: Iterable of tuples.
+        has_aux: Whether loss_fn returns (value, aux); the result is then ((loss, auxs), gradients), with auxs a list of
+            what each batch returned.
 
     Returns:
         Tuple (loss, gradients).
 
     Raises:
         ValueError: There is no batch.
+        GradientError: As in value_and_grad.
 
     Examples:
         >>> import polyarr as pa
@@ -56,13 +59,18 @@ def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple]) -> tuple
         >>> grads
         Array(2., float32, 'numpy')
     """
-    step = value_and_grad(loss_fn)
-    loss, grads, count = None, None, 0
+    step = value_and_grad(loss_fn, has_aux=has_aux)
+    loss, grads, count, auxs = None, None, 0, []
     for batch in batches:
         part, part_grads = step(model, *batch)
+        if has_aux:
+            part, aux = part
+            auxs.append(aux)
         loss = part if loss is None else loss + part
         grads = part_grads if grads is None else tree.map(lambda a, b: a + b, grads, part_grads)
         count += 1
     if loss is None:
         raise ValueError("accumulate: got no batches; it needs at least one")
-    return (loss, grads) if count == 1 else (loss / count, tree.map(lambda g: g / count, grads))
+    if count > 1:
+        loss, grads = loss / count, tree.map(lambda g: g / count, grads)
+    return ((loss, auxs) if has_aux else loss), grads
