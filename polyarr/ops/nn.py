@@ -453,7 +453,7 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
     try:
         lead = broadcast("attention", *(Spec_(a.shape[:-2], bool_) for a in (q, k, v)))
     except ShapeError:
-        raise ShapeError(f"{listed}; the axes before the last two must broadcast") from None
+        raise ShapeError(f"{listed}; the axes before the last two must broadcast{_repeated(q, k)}") from None
     if mask is not None:
         scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
         fits = broadcast("attention", scores, Spec_(mask.shape, bool_)) == scores.shape
@@ -461,6 +461,14 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
             raise ShapeError(
                 f"attention: mask is {mask}; it must be bool or floating and broadcast to {list(scores.shape)}"
             )
+
+
+def _repeated(q: Spec_, k: Spec_) -> str:
+    """Return the end of an error message on how to attend with fewer heads of keys than of queries, or ""."""
+    heads, kv = (a.shape[-3] if a.ndim > 2 else 1 for a in (q, k))
+    if kv < 2 or heads <= kv or heads % kv:
+        return ""
+    return f"; for {kv} heads of keys, give pa.repeat(k, {heads // kv}, axis=-3), and v likewise"
 
 
 @composed(promote="q k v", numbers="key counter", canonical=_canonical_attention)
@@ -472,7 +480,8 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
     Args:
         q: Floating-point array (..., t, d): queries.
         k: Floating-point array (..., s, d): keys.
-        v: Floating-point array (..., s, e): values. The leading axes of q, k and v broadcast.
+        v: Floating-point array (..., s, e): values. The leading axes of q, k and v broadcast;
+            `repeat` fewer heads of keys and values along their axis, or use n_kv_heads of nn.MultiHeadAttention.
         mask: Array that broadcasts to (..., t, s): bool, true where a query may attend to a key, or floating-point
             numbers that are added to the scores; None for no mask.
         key: Int, the key of the random bits of dropout.

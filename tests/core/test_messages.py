@@ -277,7 +277,12 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.diff(x, prepend=[1.0]), TypeError, "^diff: prepend is a list; it must be a polyarr array"),
         (lambda x: pa.zeros(2, dtype=""), DtypeError, "no dtype ''"),
         (lambda x: pa.mse(x[:, :1], x[:, 0]), ShapeError, r"^mse: x is float32\[2, 1\], y is float32\[2\]; both must"),
-        (lambda x: pa.attention(*[pa.zeros((n, 2, 3)) for n in (4, 2, 2)]), ShapeError, "^attention: q .* broadcast$"),
+        (lambda x: pa.attention(*[pa.zeros((n, 2, 3)) for n in (4, 3, 3)]), ShapeError, "^attention: q .* broadcast$"),
+        (
+            lambda x: pa.attention(*[pa.zeros((2, n, 3, 4)) for n in (6, 2, 2)]),
+            ShapeError,
+            r"^attention: q is .* broadcast; for 2 heads of keys, give pa\.repeat\(k, 3, axis=-3\), and v likewise$",
+        ),
         (lambda x: pa.attention(1.0, x, x), ShapeError, "^attention: q is a Python float; it must have at least two"),
         (lambda x: pa.attention(x[0, 0], x, x), ShapeError, r"^attention: q is float32\[\]; it must have at least two"),
         (lambda x: pa.attention(x, x, x, 1.0), ShapeError, "^attention: mask is a Python float; it must be bool or fl"),
