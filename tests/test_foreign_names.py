@@ -83,6 +83,10 @@ def test_names_without_an_equivalent_say_what_to_do() -> None:
         pa.nn.LSTM  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'StepLR': lr= may be a function of the step"):
         pa.optim.StepLR  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'RAdam': take pa.optim.AdamW, or SGD, RMSprop"):
+        pa.optim.RAdam  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'LBFGS': give pa.value_and_grad of a function"):
+        pa.optim.LBFGS  # noqa: B018
     with pytest.raises(AttributeError, match=r"attribute 'register_buffer': arrays that are not trained"):
         pa.nn.Linear(2, 2).register_buffer("table", pa.ones(2))
     with pytest.raises(AttributeError, match=r"^'Linear' object has no attribute 'zero_grad': gradients are values"):

@@ -134,5 +134,5 @@ def test_settings_out_of_range_are_refused():
 
 def test_sharding_is_refused():
     world = pa.distributed.init()
-    with pytest.raises(ValueError, match=r"^Sharded: optimizer is Muon, .*; it must be SGD, Adam or AdamW$"):
+    with pytest.raises(ValueError, match=r"^Sharded: optimizer is Muon, .*; it must be another one$"):
         pa.distributed.Sharded(world, optim.Muon())

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,61 @@ def test_sgd_matches_its_formula(momentum, nesterov):
             p[n] = p[n] - 0.1 * (g + momentum * velocity[n] if nesterov else velocity[n])
     for name in p:
         np.testing.assert_allclose(found[name], p[name], rtol=1e-4, atol=1e-6)
+
+
+def elementwise_reference(kind, p, kept, g, lr, decay):
+    if kind is optim.Lion:
+        step = np.sign(0.8 * kept + (1 - 0.8) * g)
+        return p - lr * (step + decay * p), 0.95 * kept + (1 - 0.95) * g
+    g = g + decay * p
+    kept = 0.9 * kept + (1 - 0.9) * g * g if kind is optim.RMSprop else kept + g * g
+    return p - lr * g / (np.sqrt(kept) + 1e-3), kept
+
+
+ELEMENTWISE = [
+    (optim.RMSprop, {"alpha": 0.9, "eps": 1e-3}), (optim.Adagrad, {"eps": 1e-3}), (optim.Lion, {"betas": (0.8, 0.95)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings"), ELEMENTWISE)
+def test_elementwise_optimizers_match_their_formulas(kind, settings):
+    start, given, found, state = run(kind(lr=0.05, weight_decay=0.3, **settings))
+    for name, p in start.items():
+        kept = 0.0
+        for grads in given:
+            p, kept = elementwise_reference(kind, p, kept, grads[name], 0.05, 0.3 if p.ndim == 2 else 0.0)
+        np.testing.assert_allclose(found[name], p, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state[kind.moments[0]][name].numpy(), kept, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "settings"), ELEMENTWISE[:2])
+def test_elementwise_optimizers_match_pytorch(kind, settings):
+    torch = pytest.importorskip("torch")
+    for given in ({}, {"lr": 0.05, "weight_decay": 0.3, **settings}):
+        params = {"p0": pa.random.normal((3, 4))}
+        p, optimizer = torch.nn.Parameter(torch.tensor(params["p0"].numpy())), kind(**given)
+        theirs, state = getattr(torch.optim, kind.__name__)([p], **given), optimizer.init(params)
+        for _ in range(4):
+            grads = tree_of((3, 4))
+            p.grad = torch.tensor(grads["p0"].numpy())
+            theirs.step()
+            params, state = optimizer.update(grads, state, params)
+        np.testing.assert_allclose(params["p0"].numpy(), p.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [optim.RMSprop, optim.Adagrad, optim.Lion])
+def test_elementwise_optimizers_compute_in_the_dtype_of_their_state(kind):
+    step = []
+    optimizer = kind(loss_scale=optim.LossScale(first=4.0), clip=1e3)
+    update = pa.compile(lambda lr, *given: replace(optimizer, lr=lr).update(*given))
+    for dtype in ("float16", "float32", "float64"):
+        params = {"a": pa.asarray([1.0, -2.0], dtype=dtype)}
+        new, state = update(pa.asarray(0.5), {"a": params["a"] * 4}, optimizer.init(params), params)
+        kept = state[kind.moments[0]]["a"]
+        assert new["a"].dtype == dtype and kept.dtype == ("float64" if dtype == "float64" else "float32")
+        step.append(np.concatenate([new["a"].numpy(), kept.numpy()]).astype("float64"))
+    np.testing.assert_allclose(step[0], step[2], rtol=2e-3)
+    np.testing.assert_allclose(step[1], step[2], rtol=1e-5)
 
 
 def test_decay_is_for_matrices_unless_the_predicate_says_otherwise():

@@ -334,10 +334,13 @@ _MODULE = {  # methods of Modules
     "pa.save(path, model.state_dict())": "save_weights",
 }
 _OPTIM = {
+    "pa.optim.Adagrad": "adagrad",
     "pa.optim.Adam": "adam",
     "pa.optim.AdamW": "adamw",
+    "pa.optim.Lion": "lion",
     "pa.optim.LossScale": "GradScaler",
     "pa.optim.Muon": "muon",
+    "pa.optim.RMSprop": "rmsprop",
     "pa.optim.SGD": "momentum sgd",
     "pa.optim.accumulate": "MultiSteps",
     "pa.optim.clip_by_global_norm": "clip_grad_norm clip_grad_norm_",
@@ -405,6 +408,11 @@ _INSTEAD = {
     "lr= may be a function of the step, or an argument of the function that makes the step": """ExponentialLR
         LambdaLR MultiStepLR ReduceLROnPlateau StepLR exponential_decay inject_hyperparams join_schedules
         piecewise_constant_schedule polynomial_schedule""",
+    "take pa.optim.AdamW, or SGD, RMSprop, Adagrad, Lion or Muon": """ASGD Adadelta Adafactor Adamax LAMB Lamb NAdam
+        RAdam Rprop adadelta adafactor adamax lamb nadam radam rprop""",
+    "give pa.value_and_grad of a function of one array to scipy.optimize.minimize(method='L-BFGS-B', jac=True)": (
+        "LBFGS lbfgs"
+    ),
     "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
     "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
     "compute the loss with model.astype(pa.bfloat16)": "autocast",

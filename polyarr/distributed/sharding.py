@@ -19,8 +19,8 @@ class Sharded:
 
     Args:
         world: The ranks.
-        optimizer: SGD, Adam or AdamW, whose updates are elementwise except for the global norm, which is taken over
-            the whole gradients.
+        optimizer: Any but Muon: its updates are elementwise except for the global norm, which is taken over the whole
+            gradients.
 
     Raises:
         ValueError: The optimizer needs whole matrices, as Muon does.
@@ -37,7 +37,7 @@ class Sharded:
     def __init__(self, world: World, optimizer: Optimizer) -> None:
         if not optimizer.elementwise:
             name = type(optimizer).__name__
-            raise ValueError(f"Sharded: optimizer is {name}, which needs whole matrices; it must be SGD, Adam or AdamW")
+            raise ValueError(f"Sharded: optimizer is {name}, which needs whole matrices; it must be another one")
         self.world, self.optimizer = world, optimizer
         self._captured = compile(self._update)
 

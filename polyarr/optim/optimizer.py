@@ -164,9 +164,9 @@ class Optimizer:
         betas = given.get("betas", (0, 0))
         if not isinstance(betas, (tuple, list, np.ndarray)) or len(betas) != 2:
             raise TypeError(f"{name}: betas is {shown(betas)}; it must be two numbers")
-        for i, beta in enumerate(betas):
-            if not isinstance(beta, Number) and not 0 <= number(name, f"betas[{i}]", beta) < 1:
-                raise ValueError(f"{name}: betas[{i}] is {beta}; it must be at least 0 and below 1")
+        for key, share in {"betas[0]": betas[0], "betas[1]": betas[1], "alpha": given.get("alpha", 0)}.items():
+            if not isinstance(share, Number) and not 0 <= number(name, key, share) < 1:
+                raise ValueError(f"{name}: {key} is {share}; it must be at least 0 and below 1")
         if not callable(self.decays):
             raise TypeError(f"{name}: decays is {shown(self.decays)}; it must be a function of a name and an array")
         if not isinstance(self.loss_scale, LossScale | None):
@@ -291,7 +291,7 @@ class Optimizer:
         self, params: dict[str, Array], grads: list, moments: list, done: int, scale: Any, decay: tuple
     ) -> Sequence:
         """Return new parameters, then new moments, as lists in the order of params."""
-        raise TypeError(f"{type(self).__name__} is no optimizer; take SGD, Adam, AdamW or Muon")
+        raise TypeError(f"{type(self).__name__} is no optimizer; take one of polyarr.optim, such as AdamW")
 
 
 def _holds_gradients(model: Any) -> bool:
