@@ -53,8 +53,9 @@ def test_debugging(folder):
 
 
 def test_transforms(folder):
-    *_, last = follow(ROOT / "docs" / "transforms.md", folder)
-    assert last.startswith("(100, 3) Array([1.41421")
+    *_, loops, lstm = follow(ROOT / "docs" / "transforms.md", folder)
+    assert lstm == "(2, 5, 8)\n"
+    assert loops.startswith("(100, 3) Array([1.41421")
 
 
 def test_distributed(folder):
