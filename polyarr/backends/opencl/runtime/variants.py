@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -83,6 +84,7 @@ class Verdicts:
     def __init__(self, device: Device) -> None:
         self._store, self._programs = kept_on(device, ENTRY), device.programs
         self._found: dict[str, str] = {}
+        self._device, self._has_warned = device.name, False
         self.probes = ProbeProcesses(device.name)
 
     def get(self, name: str, find: Callable[[], str]) -> str:
@@ -94,9 +96,19 @@ class Verdicts:
                 self._found[name] = find()
             except NotTriedError as error:
                 self._found[name] = str(error)
+                self._warn(name.partition(" ")[0], error)
                 return self._found[name]
             self._store.save(ENTRY, json.dumps({**self._read(), name: self._found[name]}).encode())
         return self._found[name]
+
+    def _warn(self, variant: str, error: NotTriedError) -> None:
+        """Warn, once, that faster kernels are not used because no process could try them."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{self._device}: kernels of the variant {variant} could not be tried in a process of their own, so "
+                f"slower ones are used until this process ends: {error}", RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
 
     def of_program(self, name: str, macros: dict[str, Any], text: str, check: partial) -> str:
         """Return what is wrong with a program of a variant: see is_sound_program."""

@@ -144,15 +144,17 @@ def test_doctor_survives_a_driver_that_ends_the_process(device, monkeypatch) -> 
 
 @on_opencl
 def test_what_could_not_be_tried_is_tried_by_the_next_process(device, monkeypatch) -> None:
-    """The variant is not used meanwhile."""
+    """The variant is not used meanwhile, which a warning says once."""
     apart = probes.ProbeProcess(device.name)
     with pytest.raises(probes.NotTriedError, match="MemoryError"):
         apart.wrong(operator.methodcaller("empty_words", 1 << 60))
     monkeypatch.setattr(probes.subprocess, "Popen", Refuses)
     tested = variant()
-    for _ in range(2):
-        assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device))
-        assert not variants.Verdicts(device).set_aside()
+    with pytest.warns(RuntimeWarning, match="variant tested could not be tried .*, so slower ones are used") as seen:
+        for number in (1, 2, 1):
+            assert not variants.is_sound_program(device, tested, {"A": number}, partial(max, device))
+            assert not variants.Verdicts(device).set_aside()
+    assert len(seen) == 1
 
 
 @on_opencl
