@@ -1,8 +1,9 @@
 """`make test-versions`: a part of the suite on several versions of Python and of the dependencies.
 
 A version of Python that uv can neither find nor install is named and left out. Each other one gets two
-environments with the wheel: one with direct dependencies as old as pyproject.toml allows, one with the newest.
-There run the tests of the core and the ops on NumPy, some ops of the conformance kit on PoCL, and README.md.
+environments with the wheel: one with the oldest direct dependencies that pyproject.toml allows and that have wheels for
+that Python, one with the newest. There run the tests of the core and the ops on NumPy, some ops of the conformance kit
+on PoCL, and README.md.
 """
 
 import argparse
@@ -67,8 +68,9 @@ def test(version: str, resolution: str, wheel: Path, copy: Path, folder: Path, j
     """Return pytest's summaries in a new environment, and the versions that they are of."""
     pinned = folder / f"{version}-{resolution}.txt"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
-    uv("pip", "compile", "--quiet", "--python-version", version, "--resolution", resolution, *extras,
-       ROOT / "pyproject.toml", "--output-file", pinned)  # fmt: skip
+    # Packages from before a version of Python have no wheels for it: no user installs those, and few can build them.
+    uv("pip", "compile", "--quiet", "--only-binary", ":all:", "--python-version", version, "--resolution", resolution,
+       *extras, ROOT / "pyproject.toml", "--output-file", pinned)  # fmt: skip
     python = tools.environment(
         folder / f"{version}-{resolution}", version, "--requirement", pinned, wheel, "pytest-xdist>=3.6"
     )
