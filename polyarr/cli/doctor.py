@@ -298,8 +298,8 @@ def _computed(row: BackendStatus, backend: Backend) -> Diagnosis:
 def _explained(row: BackendStatus) -> Diagnosis:
     """Return a warning if a built-in backend lacks an optional library, and an error for every other failure."""
     error = row.failure.exception if row.failure else None
-    if lacks_library(error) and row.name in BUILT_IN:
-        return Diagnosis("warning", f"{row.name}: not available ({error}); to have it: {row.install_hint}")
+    if error and lacks_library(error) and row.name in BUILT_IN:
+        return Diagnosis("warning", f"{row.name}: not available ({reason_of(error)}); to have it: {row.install_hint}")
     if row.failure and row.failure.stage in ("import", "register"):
         return _error(f"{row.reason}; update or uninstall it, or leave it out by POLYARR_PLUGINS")
     return _error(row.reason)
