@@ -120,7 +120,8 @@ def _ask(device: cl.Device, target: str) -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", cl.CompilerWarning)
             source = f"// {target}{QUESTION}"  # so that no cache answers for another target
-            kernel = cl.Program(cl.Context([device]), source).build(["-w"]).registers
+            context = cl.Context([device])  # Intel's driver needs it for as long as the program is in use
+            kernel = cl.Program(context, source).build(["-w"]).registers
     except cl.Error:
         return 0
     return kernel.get_work_group_info(cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE, device)[0]

@@ -65,6 +65,8 @@ QUIRKS = (
           "counts what it holds, and raises DeviceMemoryError at the limit"),
     Quirk(INTEL, "2026*", "writes a log for each build without a fault, of which PyOpenCL warns",
           "ignores it unless POLYARR_DEBUG is set"),
+    Quirk(INTEL, "2026*", "frees a context while there are programs of it",
+          "keeps the context for as long as it needs one of them"),
     Quirk(RUSTICL, "22.*", "ends the process over a builtin of clang's, as its compiler goes by way of SPIR-V",
           "has none in what this compiler sees, and compiles each kernel to SPIR-V in its tests"),
     Quirk(RUSTICL, "22.*", "counts no padding at the end of a struct, and an array of arrays as one of them",
