@@ -16,7 +16,7 @@ from tests.release import tools
 from tests.release.tools import CommandError, uv
 
 EXTRAS = ("opencl", "serve", "testing")  # as in README.md
-PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 VERSIONS = "import numpy, platform; print(platform.python_version(), 'NumPy', numpy.__version__)"
 RESOLUTIONS = ("lowest-direct", "highest")
 ON_NUMPY = ("tests/core", "tests/ops", "tests/plugins", "tests/test_tree.py", "--polyarr-backend=numpy")
