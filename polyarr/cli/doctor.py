@@ -40,7 +40,7 @@ from polyarr.plugins.diagnosis import (
     without_backend,
 )  # fmt: skip
 from polyarr.plugins.hooks import DeviceInfo, Diagnosis
-from polyarr.plugins.loading import BUILT_IN, PluginFailure, reason_of
+from polyarr.plugins.loading import BUILT_IN, reason_of
 from polyarr.plugins.starting import lacks_library
 from polyarr.settings import NAMES, SECRETS, unknown
 from polyarr.training.ranks import all_gather
@@ -221,7 +221,7 @@ def _steps() -> Iterator[tuple[str, str, Callable[[], list[Diagnosis]]]]:
     yield "Kernels that plugins replace", "overrides", _replaced
     yield "What the backends say", "what the backends say", diagnose
     yield "Several processes", "MPI", of_mpi
-    yield "Hooks that failed", "hooks", lambda: [_of_hook(f) for f in failures() if not _is_shown(f)]
+    yield "Hooks that failed", "hooks", _of_hooks
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------------
@@ -249,13 +249,15 @@ def _replaced() -> list[Diagnosis]:
     return [Diagnosis("ok", row) for row in rows] + [Diagnosis("warning", line) for line in without_backend()]
 
 
-def _is_shown(failure: PluginFailure) -> bool:
-    """Return whether a failure is already shown among the backends."""
-    return failure.stage in ("import", "register", "start")
-
-
-def _of_hook(failure: PluginFailure) -> Diagnosis:
-    return Diagnosis("warning" if lacks_library(failure.exception) else "error", str(failure))
+def _of_hooks() -> list[Diagnosis]:
+    """Return the failures that are not shown among the backends: a hook may lack the library that its backend lacks."""
+    shown = [f for f in failures() if f.stage in ("import", "register", "start")]
+    lacking = {(f.distribution, f.entry_point) for f in shown if lacks_library(f.exception)}
+    return [
+        Diagnosis("warning" if lacks_library(f.exception) else "error", str(f))
+        for f in failures()
+        if f not in shown and not (lacks_library(f.exception) and (f.distribution, f.entry_point) in lacking)
+    ]
 
 
 def _environment() -> list[Diagnosis]:
