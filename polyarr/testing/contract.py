@@ -63,8 +63,8 @@ def _complaints(backend: Backend) -> Iterator[str]:
     known = {op for op in OPS if op in backend.kernels}
     if unknown := [str(d) for d in backend.dtypes - {*DTYPES}]:
         yield f"dtypes names {', '.join(unknown)}; polyarr has {', '.join(d.name for d in DTYPES)}"
-    if lost := [str(d) for d in backend.flushes - (backend.dtypes & {*FLOATS})]:
-        yield f"flushes names {', '.join(lost)}; it must name floating-point dtypes among dtypes"
+    if lost := [str(d) for d in backend.flushes - (backend.dtypes & {*FLOATS, *COMPLEX})]:
+        yield f"flushes names {', '.join(lost)}; it must name floating-point and complex dtypes among dtypes"
     if lost := [getattr(op, "name", str(op)) for op in backend.unordered if op not in known]:
         yield f"unordered names {', '.join(lost)}, for which there is no kernel"
     if (held := [d.name for d in COMPLEX if d in backend.dtypes]) and (missing := lacking(backend, "complex")):

@@ -339,7 +339,10 @@ def a_home_is_that_of_other_buffers(backend):
     )  # fmt: skip
 
 
-@fault("numpy", {"backend-fields": "numpy: flushes names float64; it must name floating-point dtypes among dtypes"})
+@fault(
+    "numpy",
+    {"backend-fields": "numpy: flushes names float64; it must name floating-point and complex dtypes among dtypes"},
+)
 def what_is_not_held_is_flushed(backend):
     return backend._replace(dtypes=backend.dtypes - {float64}, flushes=frozenset({float64}))
 

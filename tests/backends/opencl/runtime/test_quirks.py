@@ -15,6 +15,7 @@ from polyarr.cli.doctor import COLOURS
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import bfloat16, complex64, complex128, float32, float64
+from polyarr.testing import contract
 from tests.helpers.root import ROOT
 
 PAGE = ROOT / "docs" / "opencl-drivers.md"
@@ -169,6 +170,7 @@ def test_a_device_without_subnormals_says_so_to_the_kit(backend):
     dtypes, flushes = module._dtypes(features._replace(subnormals=False, fp64=False))
     assert flushes == {float32, complex64, bfloat16}
     assert dtypes.isdisjoint({float64, complex128})
+    contract.check_fields(backend._replace(flushes=flushes), 1)
 
 
 # ---- little local memory -----------------------------------------------------------------------------------------
