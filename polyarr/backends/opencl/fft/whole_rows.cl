@@ -93,6 +93,9 @@ void transform_rows(__global const X *restrict x, __global Y *restrict y, __glob
     int at = 0;
     for (int turn = 0; turn <= CONVOLVED; turn++) {
         at = transform_held(held, at, roots, length, stages, column_bits, me);
+#if WG == 1
+        barrier(CLK_LOCAL_MEM_FENCE);  // without it, PoCL 7.1 runs the stages twice
+#endif
 #if CONVOLVED
         for (int e = me; e < length << column_bits && turn == 0; e += WG) {
             __local V *a = held + at + PADDED(e), *b = a + SPACE;
