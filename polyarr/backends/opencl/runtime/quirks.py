@@ -77,6 +77,8 @@ QUIRKS = (
           "unrolls the loops over them"),
     Quirk(RUSTICL, "22.*", "may find a negative int not below 0 once it is widened to long",
           "compares it before"),
+    Quirk(RUSTICL, "26.1*", "ends the process in some sums, maxima and cross-entropies on a CPU (llvmpipe)",
+          "passed only a part of the conformance kit with it; 22.3 was tested", "warning"),
     Quirk(RUSTICL, "", "ends the loops of a work-item on a CPU (llvmpipe) after 65,535 iterations in all",
           "gives it the kernels for GPUs, whose work-items are short; very long rows may still be wrong", "warning"),
     Quirk(RUSTICL, "22.*", "has no float64 on a CPU (llvmpipe), nor promises numbers below the smallest normal",
