@@ -3,6 +3,7 @@
 import asyncio
 import math
 import threading
+import tracemalloc
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,20 @@ def test_the_gradients_of_slices_that_cover_an_array_are_joined_once(cut, expect
     assert {*called} == {expected}
     close(pa.vmap(pa.grad(loss))(pa.asarray(x)[None])[0], 2 * x * weight)
     close(pa.jvp(pa.grad(loss), (pa.asarray(x),), (pa.ones((2, 6)),))[1], 2 * weight)
+
+
+def test_gradients_of_overlapping_slices_are_padded_one_at_a_time() -> None:
+    with pa.use_backend("numpy"):
+        x = pa.zeros((60, 4096))  # 1 MB
+        value, pull = pa.vjp(lambda x: sum(pa.sum(x[i : i + 20]) for i in range(40)), x)
+        tracemalloc.start()
+        try:
+            (g,) = pull(pa.ones_like(value))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    close(g[:, 0], np.append(np.convolve(np.ones(40), np.ones(20)), 0))
+    assert peak < 8 * x.size * 4
 
 
 def test_value_and_gradient() -> None:

@@ -1,5 +1,7 @@
 """Parts of the walk over the tape: its order, and gradients that fit the arrays that they belong to."""
 
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 from polyarr import ops
@@ -80,8 +82,7 @@ def with_slices(g: Array | None, slices: list[Slice]) -> Array:
     starts, stops = [places[i][1] for i in ordered], [places[i][2] for i in ordered]
     is_along_one = axis >= 0 and all(place[0] == axis for place in places)
     if len(slices) > 1 and is_along_one and [*starts, shape[axis]] == [0, *stops]:
-        parts = [ops.concat([slices[i].g for i in ordered], axis=axis)]
+        parts = iter([ops.concat([slices[i].g for i in ordered], axis=axis)])
     else:
-        parts = [each.pull(each.node, each.g)[0] for each in slices]
-    first, *rest = parts if g is None else [g, *parts]
-    return sum(rest, start=first)
+        parts = (each.pull(each.node, each.g)[0] for each in slices)  # each is as large as the array: one at a time
+    return reduce(add, parts) if g is None else reduce(add, parts, g)
