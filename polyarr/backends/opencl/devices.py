@@ -16,7 +16,7 @@ from polyarr.backends.opencl.elementwise import random
 from polyarr.backends.opencl.gemm import matmul
 from polyarr.backends.opencl.runtime import caches, probes, variants
 from polyarr.backends.opencl.runtime.device import FORKED, Device, Refusal, features_of
-from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, RUSTICL, quirks_of
+from polyarr.backends.opencl.runtime.quirks import INTEL, NVIDIA, POCL, RUSTICL, Quirk, quirks_of
 from polyarr.backends.opencl.tuning import speed, tuned
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, float32, uint32
@@ -122,10 +122,13 @@ def _of_the_best_kind() -> list[Found]:
 
 @lru_cache
 def _found() -> tuple[Found, ...]:
-    """Return all devices in a stable order: GPUs, accelerators, CPUs; then by platform, name and position."""
+    """Return all devices in a stable order: GPUs, accelerators, CPUs; of these, those of doubtful drivers last.
+
+    Then by platform, name and position. A driver is doubtful if `polyarr doctor` warns of it.
+    """
     with _lock, caches.environment(**caches.for_pocl()):  # this loads the drivers
         devices = [d for platform in _platforms() for d in _devices_of(platform)]
-    devices.sort(key=lambda d: (-_score(d), d.platform.name, d.name))  # a stable sort: ties keep their position
+    devices.sort(key=lambda d: (-_score(d), _is_doubtful(d), d.platform.name, d.name))  # ties keep their position
     return tuple(Found(i, d, d.name.strip(), d.platform.name.strip()) for i, d in enumerate(devices))
 
 
@@ -161,6 +164,14 @@ def _devices_of(platform: cl.Platform) -> list[cl.Device]:
 def _score(device: cl.Device) -> int:
     kinds = (cl.device_type.CPU, cl.device_type.ACCELERATOR, cl.device_type.GPU)
     return max((i for i, kind in enumerate(kinds, 1) if device.type & kind), default=0)
+
+
+def _quirks(device: cl.Device, platform: str) -> list[Quirk]:
+    return quirks_of(platform, f"{device.driver_version.strip()} {device.version.strip()}")
+
+
+def _is_doubtful(device: cl.Device) -> bool:
+    return any(quirk.level == "warning" for quirk in _quirks(device, device.platform.name.strip()))
 
 
 def _matching(wanted: str) -> list[Found]:
@@ -220,8 +231,7 @@ def _state(candidate: Found) -> list[tuple[str, str]]:
     number, device, _, platform = candidate
     problem = _ended(number) or _problem(candidate)
     works = f"does not work and is skipped: {problem}" if problem else "computes"
-    known = quirks_of(platform, f"{device.driver_version.strip()} {device.version.strip()}")
-    lines = [(q.level, f"opencl:{number}: the driver {q.flaw}; polyarr {q.answer}") for q in known]
+    lines = [(q.level, f"opencl:{number}: the driver {q.flaw}; polyarr {q.answer}") for q in _quirks(device, platform)]
     return [("error" if problem else "ok", f"{candidate} {works}"), *lines, *_speed(candidate)]
 
 

@@ -136,6 +136,22 @@ def test_mesa_without_a_device_names_the_setting(backend, monkeypatch):
     assert devices._nothing_found().endswith("without a device: rusticl")
 
 
+@on_opencl
+def test_a_driver_that_doctor_warns_of_comes_after_others_of_its_kind(backend, monkeypatch):
+    """Debian's PoCL 7.1 has the name of the tested one, and may be found before it."""
+    devices = import_module("polyarr.backends.opencl.devices")
+    kinds = devices.cl.device_type
+
+    def device(platform, version, kind):
+        return SimpleNamespace(type=kind, name=version, driver_version=version, version="OpenCL 3.0",
+                               platform=SimpleNamespace(name=platform))  # fmt: skip
+
+    there = [device(POCL, "7.1", kinds.CPU), device(POCL, "3.0", kinds.CPU), device(RUSTICL, "25.0", kinds.GPU)]
+    monkeypatch.setattr(devices, "_platforms", lambda: [None])
+    monkeypatch.setattr(devices, "_devices_of", lambda _: there)
+    assert [found.name for found in devices._found.__wrapped__()] == ["25.0", "3.0", "7.1"]
+
+
 # ---- kernels for another kind of device --------------------------------------------------------------------------
 
 
