@@ -203,9 +203,9 @@ def _rows(device: Device, shape: tuple[int, ...], dtype: np.dtype) -> tuple[Spec
 def _laid_out(
     device: Device, lead: tuple[int, ...], inputs: Inputs, results: tuple[Buffer, ...]
 ) -> tuple[tuple[Buffer, ...], tuple[bytes, ...], int, int]:
-    """Return the broadcast inputs (a mask: to all scores), the layouts of all arrays, and two lengths.
+    """Return the broadcast inputs (a mask: to all scores), the arrays' layouts, the inner axis's length, and group.
 
-    These are that of the inner axis, and how many of its neighbors share a matrix of k and v.
+    group is the number of neighbors on the inner axis that share a matrix of k and v.
     """
     q, k, v, mask, *rest = inputs
     last = [_with_unit_step(device, x) for x in (q, k, v, *rest)]
