@@ -517,12 +517,8 @@ def rows(dtype: str) -> Iterator[Case]:
             f"gelu {approximate} {dtype}", lambda x, a=approximate: ops.gelu(x, approximate=a), (x,), backward=True
         )
     for shape in ((3, 7), (1, 4100)) if dtype == "float32" else ((3, 7),):
-        yield Case(
-            f"dropout {dtype} {shape}",
-            lambda x: ops.dropout(x, 3, 4, rate=0.3),
-            (array(*shape, dtype=dtype),),
-            backward=True,
-        )
+        x = array(*shape, dtype=dtype)
+        yield Case(f"dropout {dtype} {shape}", lambda x: ops.dropout(x, 3, 4, rate=0.3), (x,), backward=True)
 
 
 def losses(dtype: str) -> Iterator[Case]:
@@ -538,9 +534,8 @@ def losses(dtype: str) -> Iterator[Case]:
             )
     rows, wide = array(3, 11, dtype=dtype), array(3)
     yield Case(f"cross_entropy_and_gradient {dtype}", ops.cross_entropy_and_gradient, (wide, rows, whole(3)))
-    yield Case(
-        f"cross_entropy long {dtype}", ops.cross_entropy, (array(3, 600, dtype=dtype), whole(3, dtype="int64")), True
-    )
+    long = array(3, 600, dtype=dtype), whole(3, dtype="int64")
+    yield Case(f"cross_entropy long {dtype}", ops.cross_entropy, long, True)
 
 
 def attentions(dtype: str) -> Iterator[Case]:
@@ -550,9 +545,13 @@ def attentions(dtype: str) -> Iterator[Case]:
         masks = (None, array(t, s, dtype="bool"), array(b, 1, t, s, dtype=dtype))
         for i, mask in enumerate(masks if dtype == "float32" and t < 35 else masks[1:2]):
             causal = dtype != "float32" or (turn + i) % 2 == 1
-            kind = "no mask" if mask is None else f"{mask.dtype.name} mask"
-            label = f"attention {dtype} {t}x{s} {kind}{', causal, dropout' if causal else ''}"
-            yield Case(label, partial(attend, mask=mask, causal=causal), (q, k, v), backward=True)
+            kind = f"{'no' if mask is None else mask.dtype.name} mask{', causal, dropout' if causal else ''}"
+            call = partial(attend, mask=mask, causal=causal)
+            yield Case(f"attention {dtype} {t}x{s} {kind}", call, (q, k, v), backward=True)
+    if dtype == "float32":
+        heads = array(2, 5, 5, 4, dtype=dtype)
+        q, k = ops.reshape(heads[:, :4], shape=(2, 2, 2, 5, 4)), heads[:, 3:, None]  # two queries share a key
+        yield Case("attention of groups", partial(attend, mask=None, causal=True), (q, k, k), backward=True)
 
 
 def decodes(dtype: str) -> Iterator[Case]:
@@ -565,8 +564,8 @@ def decodes(dtype: str) -> Iterator[Case]:
         yield Case(f"attention {dtype} of one query, {kind}", partial(attend, mask=mask, causal=False), (q, k, v))
     rows = array(1, 2, 3, 1, 37, dtype=dtype), array(1, 2, 3, 1, 20, dtype=dtype)
     caches = array(2, 3, 9, 37, dtype=dtype), array(2, 3, 9, 20, dtype=dtype)
-    given = array(2, 3, 1, 37, dtype=dtype), *caches, *rows
-    yield Case(f"decode attention {dtype} that stores rows", store_and_attend, given)
+    q = array(2, 3, 1, 37, dtype=dtype)
+    yield Case(f"decode attention {dtype} that stores rows", store_and_attend, (q, *caches, *rows))
 
 
 def store_and_attend(q: polyarr.Array, k: polyarr.Array, v: polyarr.Array, *rows: polyarr.Array) -> None:
