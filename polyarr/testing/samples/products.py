@@ -369,11 +369,12 @@ SAMPLES[ops.mse] = Entry(
     special="nonfinite",
 )
 
-# leading axes, number of queries, number of keys, head size, value size
+# leading axes, number of queries, number of keys, head size, value size; queries along the last of three leading axes
+# share their keys and values
 ATTENTIONS = (
     ((2,), 3, 3, 4, 4), ((), 1, 1, 1, 1), ((1, 2), 5, 5, 8, 8), ((2, 3), 33, 33, 16, 16), ((1,), 1, 31, 8, 8),
-    ((2,), 7, 3, 4, 5), ((1,), 65, 70, 32, 32), ((2,), 3, 7, 33, 33), ((), 4, 130, 8, 8), ((2, 0), 17, 17, 8, 8),
-    ((2,), 0, 3, 4, 4), ((2,), 17, 0, 8, 8),
+    ((2,), 7, 3, 4, 5), ((2, 2, 3), 9, 11, 8, 8), ((1,), 65, 70, 32, 32), ((2,), 3, 7, 33, 33), ((), 4, 130, 8, 8),
+    ((2, 0), 17, 17, 8, 8), ((2,), 0, 3, 4, 4), ((2,), 17, 0, 8, 8),
 )  # fmt: skip
 
 
@@ -383,11 +384,11 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
 
     def drawn(dtype: str, size: tuple) -> SearchStrategy:
         lead, t, s, d, e = size
-        ones = (*(1 for _ in lead), 1)
+        ones, shared = (*(1 for _ in lead), 1), (*lead[:2], 1) if len(lead) == 3 else lead
         shape = st.sampled_from(((t, s), (*lead, t, s), (1, s), (s,), (t, 1), (*ones, s), (*lead, t, 1), ()))
         added = ("normal", "hidden")
         mask = shape.flatmap(memoized(lambda m: st.one_of(datas(m, "bool", ("mask",)), datas(m, dtype, added))))
-        arrays = (datas((*lead, t, d), dtype), datas((*lead, s, d), dtype), datas((*lead, s, e), dtype))
+        arrays = (datas((*lead, t, d), dtype), datas((*shared, s, d), dtype), datas((*shared, s, e), dtype))
         return samples(*arrays, st.one_of(mask, st.none()), st.sampled_from((0, 2**40 + 1)), st.just(3), params=params)
 
     return for_each(sizes, drawn)
@@ -395,7 +396,7 @@ def _attention(sizes: Sequence[tuple]) -> Cases:
 
 # The effect of a masked nan is unspecified: a kernel may skip it, the decomposition multiplies it by 0.
 SAMPLES[ops.attention] = Entry(
-    _attention(ATTENTIONS), _attention(ATTENTIONS[:6]), ref.attention, "weighted", FLOATING, special=""
+    _attention(ATTENTIONS), _attention(ATTENTIONS[:7]), ref.attention, "weighted", FLOATING, special=""
 )
 
 
