@@ -111,7 +111,7 @@ test-transformers: $(BESIDE)/ready
 		tests/models/test_image_models.py tests/text/test_conversations.py tests/training/test_records_beside_trl.py \
 		tests/ops/test_convolutions_beside_torch.py tests/ops/test_ops_beside_torch.py tests/ops/test_fft_beside_torch.py \
 		tests/ops/test_linalg_beside_torch.py tests/testing/test_adapters_beside_frameworks.py \
-		tests/test_muon.py
+		tests/test_muon.py tests/test_optim.py
 
 $(BESIDE)/ready: pyproject.toml
 	$(PYTHON) -m venv $(BESIDE)

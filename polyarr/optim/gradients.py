@@ -16,7 +16,7 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
         max_norm: Largest global norm.
 
     Returns:
-        Tuple (gradients, norm): norm is that of the given gradients, an array () that was not read.
+        Tuple (gradients, norm): the scaled gradients, and the global norm of the given ones, an array ().
 
     Examples:
         >>> import polyarr as pa
