@@ -70,7 +70,8 @@ def shrink() -> None:
     attention_decode.MIN_KEYS = 16
     global_norm.BLOCK, index.MAX_TILE, grouped.MAX_ROWS_PER_GROUP = 1000, 96, 4
     reduce.COLUMN_VECTORS, reduce.MIN_COLUMN_ROWS = 8, 2
-    matrices.GROUP["gpu"] = triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
+    matrices.TILE_GROUP = matrices.GROUP["gpu"] = 8
+    triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
     stages.GROUP = spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8

@@ -17,6 +17,7 @@
 #include "complex_arithmetic.cl"
 #include "elements.cl"
 
+#define SOME MIN(TILE, 8)
 #define OWN ((TILE * TILE + WG - 1) / WG)  // elements of a tile of each work-item
 #define ROW(q) ((me + (q) * WG) / TILE)
 #define COLUMN(q) ((me + (q) * WG) % TILE)
@@ -39,7 +40,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void factorize_step(__global Element *w, __global OUT_T *restrict out, FAULT, const int message, const int first,
                     const int n, const int tiles, const int groups) {
     __local Element square[TILE][TILE + 1], solved[2][TILE][TILE + 1];
-    __local ACC roots[TILE];
+    __local ACC roots[TILE], scales[TILE];
     const int me = get_local_id(0), group = get_group_id(0) % groups, next = first + TILE;
     const long matrix = (long)(get_group_id(0) / groups) * n * n;
     w += matrix, out += matrix;
@@ -52,24 +53,24 @@ void factorize_step(__global Element *w, __global OUT_T *restrict out, FAULT, co
         if (ROW(q) == 0) square[0][COLUMN(q)] = own[q];
     }
     WAIT
+#pragma unroll 1
     for (int t = 0; t < TILE; t++) {
-        const ACC pivot = REAL_PART(square[t][t]), root = pivot > 0 ? SQRT(pivot) : 1, scale = 1 / root;
-        if (me == 0) {
-            roots[t] = root;
-            if (group == 0 && !(pivot > 0)) note_matrix(fault, call, message);
-        }
+        const ACC pivot = REAL_PART(square[t][t]), inverse = 1 / (pivot > 0 ? pivot : 1);
         EACH_OWN(q) {
             if (!IS_OWN(q) || ROW(q) <= t) continue;
-            own[q] -= TIMES(CONJUGATE(square[t][ROW(q)] * scale), square[t][COLUMN(q)] * scale);
+            own[q] -= TIMES(CONJUGATE(square[t][ROW(q)] * inverse), square[t][COLUMN(q)]);
             if (ROW(q) == t + 1) square[t + 1][COLUMN(q)] = own[q];
         }
         WAIT
     }
+    for (int t = me; t < TILE; t += WG) {
+        const ACC pivot = REAL_PART(square[t][t]);
+        roots[t] = pivot > 0 ? SQRT(pivot) : 1, scales[t] = 1 / roots[t];
+        if (group == 0 && !(pivot > 0)) note_matrix(fault, call, message);
+    }
+    WAIT
     EACH_OWN(q)
-        if (IS_OWN(q)) {
-            const ACC root = roots[ROW(q)];
-            square[ROW(q)][COLUMN(q)] = ROW(q) == COLUMN(q) ? ELEMENT(root) : own[q] / root;
-        }
+        if (IS_OWN(q)) square[ROW(q)][COLUMN(q)] = ROW(q) == COLUMN(q) ? ELEMENT(roots[ROW(q)]) : own[q] / roots[ROW(q)];
     WAIT
     if (group == 0) store_tile(out, square, first, first, n, me);
 
@@ -83,19 +84,36 @@ void factorize_step(__global Element *w, __global OUT_T *restrict out, FAULT, co
             const int i = next + down * TILE + ROW(q), j = next + right * TILE + COLUMN(q);
             rest[q] = IS_OWN(q) && i < n && j < n ? w[(long)i * n + j] : (Element)0;
         }
+        for (int e = me; e < 2 * TILE * TILE; e += WG) {
+            const int part = e / (TILE * TILE), t = e / TILE % TILE;
+            const int column = next + (part ? right : down) * TILE + e % TILE;
+            solved[part][t][e % TILE] = column < n ? w[(long)(first + t) * n + column] : (Element)0;
+        }
+        WAIT
         for (int c = me; c < 2 * TILE; c += WG) {
-            const int part = c / TILE, column = next + (part ? right : down) * TILE + c % TILE;
-            Element y[TILE];
-            _Pragma("unroll") for (int t = 0; t < TILE; t++)
-                y[t] = column < n ? w[(long)(first + t) * n + column] : (Element)0;
-            _Pragma("unroll") for (int t = 0; t < TILE; t++) {
-                y[t] = y[t] / roots[t];
-                solved[part][t][c % TILE] = y[t];
-                _Pragma("unroll") for (int s = t + 1; s < TILE; s++) y[s] -= TIMES(CONJUGATE(square[t][s]), y[t]);
+            __local Element(*rows)[TILE + 1] = solved[c / TILE];
+            const int at = c % TILE;
+#pragma unroll 1
+            for (int begin = 0; begin < TILE; begin += SOME) {  // rows in registers
+                Element y[SOME];
+                _Pragma("unroll") for (int s = 0; s < SOME; s++) y[s] = rows[begin + s][at];
+#pragma unroll 4
+                for (int t = 0; t < begin; t++) {
+                    const Element known = rows[t][at];
+                    _Pragma("unroll") for (int s = 0; s < SOME; s++)
+                        y[s] -= TIMES(CONJUGATE(square[t][begin + s]), known);
+                }
+                _Pragma("unroll") for (int t = 0; t < SOME; t++) {
+                    y[t] *= scales[begin + t];
+                    _Pragma("unroll") for (int s = 1; s < SOME; s++)
+                        if (s > t) y[s] -= TIMES(CONJUGATE(square[begin + t][begin + s]), y[t]);
+                    rows[begin + t][at] = y[t];
+                }
             }
         }
         WAIT
         if (down == 0) store_tile(out, solved[1], first, next + right * TILE, n, me);
+#pragma unroll 4
         for (int t = 0; t < TILE; t++)
             EACH_OWN(q)
                 if (IS_OWN(q)) rest[q] -= TIMES(CONJUGATE(solved[0][t][ROW(q)]), solved[1][t][COLUMN(q)]);

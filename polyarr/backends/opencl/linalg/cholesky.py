@@ -6,7 +6,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, swapped
 from polyarr.core.spec import Spec
 
-GROUPS_PER_UNIT = 4  # work-groups on a GPU, each of which factorizes the diagonal tile
+GROUPS_PER_UNIT = 1  # work-groups on a GPU, each of which factorizes the diagonal tile
 
 
 def cholesky(device: Device, out: Spec, x: Buffer) -> Buffer:

@@ -18,6 +18,7 @@ INT32 = np.dtype("int32")
 GROUP = {"cpu": 1, "gpu": 128}  # work-items that share a matrix
 TALL_GROUP = {"cpu": 1, "gpu": 512}  # work-items that share a panel of a matrix of at least TALL rows
 TALL = 256
+TILE_GROUP = 512  # work-items that share a tile on GPUs
 PANEL = {"cpu": 64, "gpu": 32}  # columns that a work-group eliminates before the rest is updated by a product
 MAX_SCALE = {"float": "0x1p126f", "double": "0x1p1000"}
 EVERYTHING, LOWER, UPPER = 0, -1, 1  # triangles to keep
@@ -79,7 +80,7 @@ class Call:
 
     def for_tiles(self, stem: str, out: np.dtype, side: int) -> tuple[Program, int]:
         """Return the program of a file for tiles of this side and results of dtype out; its work-items per group."""
-        written, group = types(out), min(self.group, side * side)
+        written, group = types(out), min(TILE_GROUP, side * side, self.device.features.max_work_group)
         macros = ("OUT_T", written["T"]), ("STORE", written["STORE"]), ("TILE", side)
         return self.device.plans[_program](stem, self.acc, group, *macros), group
 
