@@ -74,8 +74,8 @@ def shrink() -> None:
     triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
-    stages.GROUP = spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8
-    stages.LOCAL_BYTES, passes.FINE_BITS = {"cpu": 2**12, "gpu": 2**11}, 3
+    spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8
+    stages.LOCAL_BYTES, passes.FINE_BITS = {"cpu": 2**12, "gpu": 2**10}, 3
     matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8
     matmul.MAX_LOCAL_PANELS, matmul.MIN_WORK_PER_THREAD, matmul.MIN_WORK_PER_SHARE = 2048, 512, 64
     measure.PEAK_ROUNDS, measure.REPEATS = 10, 1

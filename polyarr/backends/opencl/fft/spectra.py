@@ -6,13 +6,13 @@ that fit into local memory take one launch; those of longer ones have other form
 """
 
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
-from polyarr.backends.opencl.fft.passes import transform
+from polyarr.backends.opencl.fft.launches import Launch, launch_of, run
+from polyarr.backends.opencl.fft.passes import passes
 from polyarr.backends.opencl.fft.stages import is_smooth
 from polyarr.backends.opencl.fft.whole_rows import (
     COMPLEX,
@@ -23,20 +23,10 @@ from polyarr.backends.opencl.fft.whole_rows import (
     halves_of,
     length_of,
     rows_at_once,
+    spectrum_of,
 )
-from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import (
-    Buffer,
-    moved,
-    of_parts,
-    part_of,
-    permuted,
-    reshaped,
-    spec_of,
-    window,
-    with_axis,
-    with_parts,
-)
+from polyarr.backends.opencl.runtime.device import Device, allocation_of
+from polyarr.backends.opencl.runtime.layout import Buffer, moved, part_of, permuted, spec_of, window, with_axis
 from polyarr.backends.opencl.runtime.plans import Table
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.core.spec import Spec, complex_of, real_of
@@ -50,14 +40,20 @@ def dft(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale
     """Transform along an axis, in whatever order the axes lie in memory."""
     if not out.size:
         return device.empty(out)
-    if not is_smooth(out.shape[axis]):
-        x = _in_rows(device, x, axis)
-        return moved(_transformed(device, spec_of(x), x, x.shape[-1], inverse, scale), -1, axis)
-    if x.is_dense:
-        return _along(device, x, axis, inverse, scale)
-    order = sorted(range(x.ndim), key=lambda a: -x.strides[a])
-    found = _along(device, dense(device, permuted(x, order)), order.index(axis), inverse, scale)
-    return permuted(found, sorted(range(x.ndim), key=order.__getitem__))
+    axis = (axis,)
+    if x.is_dense and (launches := device.plans[_along](out, axis, inverse)):
+        return run(device, launches, x, scale)
+    for a in axis:
+        is_last = a == axis[-1]
+        if is_smooth(x.shape[a]):
+            order = sorted(range(x.ndim), key=lambda a: -x.strides[a])
+        else:
+            order = [*(b for b in range(x.ndim) if b != a), a]
+        found = dense(device, permuted(x, order))
+        launches = device.plans[_along](spec_of(found), (order.index(a),), inverse)
+        found = run(device, launches, found, scale if is_last else 1.0)
+        x = permuted(found, sorted(range(x.ndim), key=order.__getitem__))
+    return x
 
 
 def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale: float) -> Buffer:
@@ -65,110 +61,103 @@ def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: boo
     if not out.size:
         return device.empty(out)
     n, real, last = x.shape[axis], real_of(out.dtype), x.ndim - 1
-    x = moved(x, axis, last)
+    x = x if axis == last else moved(x, axis, last)
     if x.dtype != real:
         x = launch(device, Spec(x.shape, real), x, expression=conversion(x.dtype, real))
     x, rows = dense(device, x), Spec(with_axis(x.shape, last, n // 2 + 1), out.dtype)
     if n % 2:
         found = _transformed(device, rows, x, n, inverse, scale, REAL, HALF)
     else:
-        pairs = of_parts(reshaped(x, (*x.shape[:-1], n // 2, 2)))
-        found = _transformed(device, rows, pairs, n // 2, inverse, scale, COMPLEX, HALF_OF_PAIRS)
-    return moved(found, last, axis)
+        found = _transformed(device, rows, x, n // 2, inverse, scale, COMPLEX, HALF_OF_PAIRS)
+    return found if axis == last else moved(found, last, axis)
 
 
 def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inverse: bool, scale: float) -> Buffer:
     """Return the transform of numbers of which the second half are the conjugates of the first."""
     if not out.size:
         return device.empty(out)
-    x = _in_rows(device, x, axis)
-    lead = x.shape[:-1]
+    last = x.ndim - 1
+    x = dense(device, x if axis == last else moved(x, axis, last))
+    rows = Spec(with_axis(x.shape, last, n), out.dtype)
     if n % 2:
-        found = _transformed(device, Spec((*lead, n), out.dtype), x, n, inverse, scale, HALF, REAL)
+        found = _transformed(device, rows, x, n, inverse, scale, HALF, REAL)
     else:
-        z = _transformed(device, Spec((*lead, n // 2), x.dtype), x, n // 2, inverse, scale, HALF_OF_PAIRS, COMPLEX)
-        found = reshaped(with_parts(z), (*lead, n))
-    return moved(found, len(lead), axis)
-
-
-def _in_rows(device: Device, x: Buffer, axis: int) -> Buffer:
-    """Return x dense, with an axis as the last."""
-    return dense(device, moved(x, axis, x.ndim - 1))
-
-
-def _along(device: Device, x: Buffer, axis: int, inverse: bool, scale: float) -> Buffer:
-    """Return the transform of a dense complex array along an axis, whose length is smooth."""
-    count, n = prod(x.shape[:axis]), x.shape[axis]
-    is_last = count * n == x.size
-    rows = device.plans[rows_at_once](x.dtype, count, n, COMPLEX, COMPLEX) if is_last else None
-    if rows is None:
-        return transform(device, x, axis, inverse=inverse, scale=scale)
-    y = device.empty(spec_of(x))
-    rows.run(x, y, inverse, scale)
-    return y
+        found = _transformed(device, rows, x, n // 2, inverse, scale, HALF_OF_PAIRS, COMPLEX)
+    return found if axis == last else moved(found, last, axis)
 
 
 def _transformed(
-    device: Device, out: Spec, x: Buffer, n: int, inverse: bool, scale: float,
-    source: int = COMPLEX, result: int = COMPLEX,
-) -> Buffer:  # fmt: skip
+    device: Device, out: Spec, x: Buffer, n: int, inverse: bool, scale: float, source: int, result: int
+) -> Buffer:
     """Return the transform of n complex numbers of each row, dense in the form `source`, in the form `result`."""
+    plan, is_complex = device.plans[_between](out, n, inverse, source, result)
+    if is_complex and source == REAL:
+        x = launch(device, Spec(x.shape, complex_of(x.dtype)), x, expression=conversion(x.dtype, complex_of(x.dtype)))
+    found = run(device, plan, x, scale)
+    if is_complex and result == REAL:
+        return part_of(found, 0)
+    return window(found, out.shape, (0,) * found.ndim, (1,) * found.ndim) if is_complex and result == HALF else found
+
+
+def _along(device: Device, out: Spec, axes: tuple[int, ...], inverse: bool) -> tuple[Launch, ...]:
+    """Plan the transform of a dense complex array along axes; none if one but the last is of a length not smooth."""
+    found: list[Launch] = []
+    for axis in axes:
+        if axis == len(out.shape) - 1:
+            found += _between(device, out, out.shape[axis], inverse, COMPLEX, COMPLEX)[0]
+        elif is_smooth(out.shape[axis]):
+            found += passes(device, out, axis, inverse)
+        else:
+            return ()
+    return tuple(found)
+
+
+def _between(
+    device: Device, out: Spec, n: int, inverse: bool, source: int, result: int
+) -> tuple[tuple[Launch, ...], bool]:
+    """Plan the transforms of rows, and return whether REAL or HALF stand for complex numbers, all of them."""
+    if (rows := rows_at_once(device, out, n, inverse, source, result)) is not None:
+        return (rows,), False
     dtype = complex_of(out.dtype)
-    rows = device.plans[rows_at_once](dtype, prod(out.shape[:-1]), n, source, result)
-    if rows is not None:
-        y = device.empty(out)
-        rows.run(x, y, inverse, scale)
-        return y
-    z = _complex_from(device, x, Spec((*out.shape[:-1], n), dtype), inverse, source)
-    z = _long_rows(device, z, source == HALF_OF_PAIRS or (inverse and result != HALF_OF_PAIRS), scale)
-    if result == REAL:
-        return part_of(z, 0)
-    if result == HALF_OF_PAIRS:
-        y = device.empty(out)
-        halves = device.plans[Table](halves_of, 2 * n, dtype).buffers()
-        _launch(device, "untangle", (z, *halves), y, int(inverse), n)
-        return y
-    return window(z, out.shape, (0,) * z.ndim, (1,) * z.ndim)
-
-
-def _complex_from(device: Device, x: Buffer, out: Spec, inverse: bool, source: int) -> Buffer:
-    """Return rows of the form `source` as complex numbers."""
-    if source == COMPLEX:
-        return x
-    if source == REAL:
-        return launch(device, out, x, expression=conversion(x.dtype, out.dtype))
-    z = device.empty(out)
+    numbers, found = Spec((*out.shape[:-1], n), dtype), []
+    swapped, halves = source == HALF_OF_PAIRS or (inverse and result != HALF_OF_PAIRS), (halves_of, 2 * n, dtype)
     if source == HALF:
-        _launch(device, "mirror", (x,), z, x.shape[-1])
-    else:
-        halves = device.plans[Table](halves_of, 2 * out.shape[-1], out.dtype).buffers()
-        _launch(device, "tangle", (x, *halves), z, int(not inverse), x.shape[-1])
-    return z
-
-
-def _long_rows(device: Device, x: Buffer, inverse: bool, scale: float) -> Buffer:
-    """Return the transform of dense rows by passes over the array."""
-    n, axis = x.shape[-1], x.ndim - 1
+        found.append(_launch(device, "mirror", numbers, (), n // 2 + 1))
+    elif source == HALF_OF_PAIRS:
+        found.append(_launch(device, "tangle", numbers, halves, int(not inverse), n + 1))
     if is_smooth(n):
-        return transform(device, x, axis, inverse=inverse, scale=scale)
+        found += passes(device, numbers, len(out.shape) - 1, swapped)
+    else:
+        found += _convolution(device, numbers, swapped)
+    if result == HALF_OF_PAIRS:
+        found.append(_launch(device, "untangle", out, halves, int(inverse), n))
+    elif result == COMPLEX:
+        found[-1] = found[-1]._replace(out=out, room=device.plans[allocation_of](out))
+    return tuple(found), True
+
+
+def _convolution(device: Device, out: Spec, swapped: bool) -> list[Launch]:
+    """Plan the transforms of rows by a convolution with a chirp."""
+    n, dtype, axis = out.shape[-1], out.dtype, len(out.shape) - 1
     size = length_of(2 * n - 1)
-    chirp, spectrum = device.plans[Table](chirp_of, n, size, x.dtype).buffers()
-    padded, spread, result = (device.empty(Spec((*x.shape[:-1], length), x.dtype)) for length in (size, size, n))
-    _launch(device, "weigh", (x, chirp), padded, 1.0, SWAP_X if inverse else 0, n)
-    found = transform(device, padded, axis, inverse=False, scale=1.0)
-    _launch(device, "weigh", (found, spectrum), spread, 1.0, 0, size)
-    found = transform(device, spread, axis, inverse=True, scale=1.0)
-    _launch(device, "weigh", (found, chirp), result, scale, SWAP_Y if inverse else 0, size)
-    return result
+    padded, chirp = Spec((*out.shape[:-1], size), dtype), (chirp_of, n, dtype)
+    return [
+        _launch(device, "weigh", padded, chirp, SWAP_X if swapped else 0, n),
+        *passes(device, padded, axis, False),
+        _launch(device, "weigh", padded, (spectrum_of, n, size, dtype), 0, size),
+        *passes(device, padded, axis, True),
+        _launch(device, "weigh", out, chirp, SWAP_Y if swapped else 0, size),
+    ]
 
 
-def _launch(device: Device, kernel: str, inputs: tuple[Buffer, ...], y: Buffer, *numbers: Any) -> None:
-    """Run a kernel of spectra.cl on the rows of y."""
-    kind, (*lead, length) = device.geometry.kind, y.shape
+def _launch(device: Device, kernel: str, out: Spec, table: tuple, *numbers: int) -> Launch:
+    """Return a launch of a kernel of spectra.cl for the rows of the result."""
+    kind, (*lead, length) = device.geometry.kind, out.shape
     chunks = -(-length // CHUNK[kind])
-    work = (prod(lead) * chunks * GROUP[kind],), (GROUP[kind],)
-    memories = (buf.memory for buf in (*inputs, y))
-    device.plans[_program](y.dtype).kernels[kernel](*work, *memories, *numbers, length, chunks)
+    program = device.plans[_program](complex_of(out.dtype))
+    tables = (device.plans[Table](*table),) if table else ()
+    count = prod(lead) * chunks
+    return launch_of(device, program.kernels[kernel], count, GROUP[kind], tables, (*numbers, length, chunks), out)
 
 
 def _program(device: Device, dtype: np.dtype) -> Program:

@@ -1,51 +1,42 @@
 """Transforms of whole rows in one launch, from and to complex or real numbers."""
 
-from typing import NamedTuple
+from math import prod
 
 import numpy as np
 
-from polyarr.backends.opencl.fft.stages import groups, is_smooth, roots_of, stages
-from polyarr.backends.opencl.runtime.commands import Kernel
+from polyarr.backends.opencl.fft.launches import Launch, launch_of
+from polyarr.backends.opencl.fft.stages import fits, is_smooth, stages, vector
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.plans import Table
+from polyarr.core.spec import Spec, complex_of
 from polyarr.ops.fourier import roots
 
-COMPLEX, REAL, HALF, HALF_OF_PAIRS = range(4)  # forms of rows: see whole_rows.cl
+COMPLEX, REAL, HALF, HALF_OF_PAIRS = range(4)  # forms of rows: see forms.cl
 MULTIPLES = (8, 5, 6, 7)  # lengths of convolutions are these times a power of two
 
 
-class Rows(NamedTuple):
-    """A launch for rows: its kernel, work-groups, tables, and the last arguments."""
-
-    kernel: Kernel
-    work: tuple[int, ...]
-    group: tuple[int, ...]
-    tables: tuple[Table, ...]
-    numbers: tuple[int, ...]
-
-    def run(self, x: Buffer, y: Buffer, inverse: bool, scale: float) -> None:
-        """Transform the rows of x into y."""
-        tables = [buf.memory for table in self.tables for buf in table.buffers()]
-        self.kernel(self.work, self.group, x.memory, y.memory, *tables, scale, int(inverse), *self.numbers)
-
-
-def rows_at_once(device: Device, dtype: np.dtype, rows: int, n: int, source: int, result: int) -> Rows | None:
+def rows_at_once(device: Device, out: Spec, n: int, inverse: bool, source: int, result: int) -> Launch | None:
     """Plan transforms of n complex numbers, or return None if they do not fit into local memory."""
-    length = n if is_smooth(n) else length_of(2 * n - 1)
-    largest = device.plans[groups](dtype)[-1]
-    if not largest.fits(length) or not (rows >= largest.vector or length < 4 * largest.vector):
+    rows, dtype, length = prod(out.shape[:-1]), complex_of(out.dtype), n if is_smooth(n) else length_of(2 * n - 1)
+    each = vector(device, dtype)
+    if not fits(device, dtype, length, 1) or not (rows >= each or length < 4 * each):
         return None
-    here = stages(device, dtype, length, rows, 1)
-    program = device.build("whole_rows", SOURCE=source, RESULT=result, CONVOLVED=int(length != n), **here.macros(dtype))
-    own = device.plans[Table](roots_of, length, dtype)
-    has_halves = HALF_OF_PAIRS in (source, result)
-    halves = device.plans[Table](halves_of, 2 * n, dtype) if has_halves else own
-    weights = (device.plans[Table](chirp_of, n, length, dtype),) if length != n else (own, own)
-    items, lengths = here.group.items, {COMPLEX: n, REAL: n, HALF: n // 2 + 1, HALF_OF_PAIRS: n + 1}
-    numbers = *here.numbers, n, lengths[source], lengths[result], rows
-    work = (-(-rows // here.lanes) * items,), (items,)
-    return Rows(program.kernels["transform_rows"], *work, (own, halves, *weights), numbers)
+    here, is_convolved = stages(device, dtype, length, rows, 1), length != n
+    macros = here.macros_for(read_by_lane=False, write_by_lane=False)
+    program = device.build(
+        f"whole_rows{here.suffix}", SOURCE=source, RESULT=result, CONVOLVED=int(is_convolved), **macros
+    )
+    tables = (
+        device.plans[Table](*here.roots),
+        device.plans[Table](halves_of, 2 * n, dtype) if HALF_OF_PAIRS in (source, result) else None,
+        device.plans[Table](chirp_of, n, dtype) if is_convolved else None,
+        device.plans[Table](spectrum_of, n, length, dtype) if is_convolved else None,
+    )
+    lengths = {COMPLEX: n, REAL: n, HALF: n // 2 + 1, HALF_OF_PAIRS: n + 1}
+    numbers = *here.numbers, int(inverse), n, lengths[source], lengths[result], rows
+    count = -(-rows // here.lanes)
+    return launch_of(device, program.kernels["transform_rows"], count, here.items, tables, numbers, out)
 
 
 def length_of(least: int) -> int:
@@ -59,12 +50,21 @@ def halves_of(device: Device, n: int, dtype: np.dtype) -> tuple[Buffer]:
     return (device.upload(roots(-np.arange(n // 2 + 1), n).astype(dtype)),)
 
 
-def chirp_of(device: Device, n: int, size: int, dtype: np.dtype) -> tuple[Buffer, Buffer]:
-    """Return factors of x and of the result, and the spectrum to multiply by between two transforms of this size.
+def chirp_of(device: Device, n: int, dtype: np.dtype) -> tuple[Buffer]:
+    """Return factors of x and of the result of a transform that is a convolution with their conjugates, for a Table.
 
-    As 2 j k = j^2 + k^2 - (k - j)^2, a transform is a convolution with the conjugates of the factors.
+    It is one since 2 j k = j^2 + k^2 - (k - j)^2.
     """
-    factors, around = roots(-(np.arange(n) ** 2), 2 * n), np.zeros(size, np.complex128)
+    return (device.upload(_chirp(n).astype(dtype)),)
+
+
+def spectrum_of(device: Device, n: int, size: int, dtype: np.dtype) -> tuple[Buffer]:
+    """Return the spectrum to multiply by between the two transforms of this size of a convolution, for a Table."""
+    factors, around = _chirp(n), np.zeros(size, np.complex128)
     around[:n] = factors.conj()
     around[size - n + 1 :] = factors[:0:-1].conj()
-    return device.upload(factors.astype(dtype)), device.upload((np.fft.fft(around) / size).astype(dtype))
+    return (device.upload((np.fft.fft(around) / size).astype(dtype)),)
+
+
+def _chirp(n: int) -> np.ndarray:
+    return roots(-(np.arange(n) ** 2), 2 * n)
