@@ -4,6 +4,7 @@ All functions run on every backend with complex dtypes, and have gradients of ev
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.names import answering
-from polyarr.core.spec import Spec, as_dtype, check_kind, complex_of, float32, shown
+from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
 from polyarr.creation import asarray
 from polyarr.ops.fourier import first
 from polyarr.ops.shape import one_axis
@@ -36,6 +37,8 @@ __all__ = [
     "rfftn",
 ]
 
+
+_COMPLEX = (complex64, complex128)
 
 # ---- complex transforms ------------------------------------------------------------------------------------------
 
@@ -121,9 +124,7 @@ def fftn(
 
     Gradients: x
     """
-    for axis, n in _axes("fftn", x, s, axes):
-        x = _complex("fftn", x, n, axis, norm)
-    return _as_complex("fftn", x)
+    return _along_several("fftn", x, _axes("fftn", x, s, axes), norm)
 
 
 def ifftn(
@@ -150,9 +151,7 @@ def ifftn(
 
     Gradients: x
     """
-    for axis, n in _axes("ifftn", x, s, axes):
-        x = _complex("ifftn", x, n, axis, norm, inverse=True)
-    return _as_complex("ifftn", x)
+    return _along_several("ifftn", x, _axes("ifftn", x, s, axes), norm, inverse=True)
 
 
 # ---- real input or real output -----------------------------------------------------------------------------------
@@ -238,10 +237,7 @@ def rfftn(
     Gradients: x
     """
     *others, (axis, n) = _axes("rfftn", x, s, axes, least=1)
-    x = _of_real("rfftn", x, n, axis, norm)
-    for axis, n in others:
-        x = _complex("rfftn", x, n, axis, norm)
-    return x
+    return _along_several("rfftn", _of_real("rfftn", x, n, axis, norm), others, norm)
 
 
 def irfftn(
@@ -270,8 +266,7 @@ def irfftn(
     Gradients: x
     """
     *others, (last, length) = _axes("irfftn", x, s, axes, least=1)
-    for axis, n in others:
-        x = _complex("irfftn", x, n, axis, norm, inverse=True)
+    x = _along_several("irfftn", x, others, norm, inverse=True)
     return _to_real("irfftn", x, length, last, norm, inverse=True)
 
 
@@ -326,46 +321,67 @@ def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def _complex(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
-    axis = _axis(op, x, axis, "inexact")
-    n = _length(op, x, axis, n, x.shape[axis])
-    scale, x = _scale(op, norm, n, inverse), _fitted(_as_complex(op, x), axis, n)
-    return ops.dft(x, axis=axis, inverse=inverse, scale=scale)
+    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact")
+    return ops.dft(_fitted(_as_complex(op, x), axis, n), axis=axis, inverse=inverse, scale=scale)
+
+
+def _along_several(
+    op: str, x: Array, axes: Sequence[tuple[int, int | None]], norm: str, *, inverse: bool = False
+) -> Array:
+    """Return the transform along axes, each with its length; of none of them, x with a complex dtype."""
+    x, factor = _as_complex(op, x), 1.0
+    for axis, n in axes:
+        _, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact")
+        x, factor = _fitted(x, axis, n), factor * scale
+    return ops.dft(x, axis=tuple(axis for axis, _ in axes), inverse=inverse, scale=factor) if axes else x
 
 
 def _of_real(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
-    axis = _axis(op, x, axis, "floating")
-    n = _length(op, x, axis, n, x.shape[axis])
-    return ops.dft_of_real(_fitted(x, axis, n), axis=axis, inverse=inverse, scale=_scale(op, norm, n, inverse))
+    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "floating")
+    return ops.dft_of_real(_fitted(x, axis, n), axis=axis, inverse=inverse, scale=scale)
 
 
 def _to_real(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
-    axis = _axis(op, x, axis, "inexact")
-    n = _length(op, x, axis, n, 2 * (x.shape[axis] - 1))
-    scale, x = _scale(op, norm, n, inverse), _fitted(_as_complex(op, x), axis, n // 2 + 1)
+    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact", is_half=True)
+    x = _fitted(_as_complex(op, x), axis, n // 2 + 1)
     return ops.dft_to_real(x, n=n, axis=axis, inverse=inverse, scale=scale)
 
 
-def _axis(op: str, x: Array, axis: int, kind: str) -> int:
-    """Return an axis of x as a non-negative int, having checked x."""
+def _checked(
+    op: str, x: Array, n: int | None, axis: int, norm: str, inverse: bool, kind: str, is_half: bool = False
+) -> tuple[int, int, float]:
+    """Return the axis of a transform as a non-negative int, its length, and its factor.
+
+    is_half: whether x has the first half of the numbers to transform.
+    """
     check_array(op, "x", x)
-    check_kind(op, "x", spec_of(x), kind)
-    return one_axis(op, x, axis)
+    given = op, spec_of(x), n, axis, norm, inverse, kind, is_half
+    try:
+        return _transform_of(*given)
+    except TypeError:  # something has no hash; the function itself says what is wrong with it
+        return _transform_of.__wrapped__(*given)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _transform_of(
+    op: str, x: Spec, n: int | None, axis: int, norm: str, inverse: bool, kind: str, is_half: bool
+) -> tuple[int, int, float]:
+    check_kind(op, "x", x, kind)
+    axis = one_axis(op, x, axis)
+    if n is not None:
+        n = int(within(op, "n", whole(op, "n", n), 1))
+    elif (n := 2 * (x.shape[axis] - 1) if is_half else x.shape[axis]) < 1:
+        raise ShapeError(f"{op}: x is {x}; it has too few elements along axis {axis}, so n must be given")
+    return axis, n, _scale(op, norm, n, inverse)
 
 
 def _as_complex(op: str, x: Array) -> Array:
     """Return x with a complex dtype of the same precision."""
+    dtype = x.dtype
+    if dtype in _COMPLEX:
+        return x
     check_kind(op, "x", spec_of(x), "inexact")
-    dtype = complex_of(x.dtype)
-    return x if x.dtype == dtype else ops.astype(x, dtype=dtype)  # astype copies
-
-
-def _length(op: str, x: Array, axis: int, n: int | None, default: int) -> int:
-    """Return the length of a transform along an axis."""
-    if n is not None:
-        return int(within(op, "n", whole(op, "n", n), 1))
-    if default < 1:
-        raise ShapeError(f"{op}: x is {spec_of(x)}; it has too few elements along axis {axis}, so n must be given")
-    return default
+    return ops.astype(x, dtype=complex_of(dtype))
 
 
 def _fitted(x: Array, axis: int, n: int) -> Array:
@@ -385,21 +401,28 @@ def _scale(op: str, norm: str, n: int, inverse: bool) -> float:
     return 1 / n if inverse == (norm == "backward") else 1.0
 
 
-def _axes(op: str, x: Array, s: Any, axes: Any, least: int = 0) -> list[tuple[int, int | None]]:
+def _axes(op: str, x: Array, s: Any, axes: Any, least: int = 0) -> tuple[tuple[int, int | None], ...]:
     """Return the axes of a transform, and its length along each; None for that of x."""
     check_array(op, "x", x)
     lengths = None if s is None else wholes(op, "s", s)
     if axes is None:
-        axes = range(x.ndim) if lengths is None else range(-len(lengths), 0)
+        axes = range(len(x.shape)) if lengths is None else range(-len(lengths), 0)
+    return _axes_of(op, spec_of(x), lengths, wholes(op, "axes", axes), least)
+
+
+@lru_cache(maxsize=4096)
+def _axes_of(
+    op: str, x: Spec, lengths: tuple[int, ...] | None, axes: tuple[int, ...], least: int
+) -> tuple[tuple[int, int | None], ...]:
     found = _distinct(op, x, axes)
     if len(found) < least:
-        raise ShapeError(f"{op}: x is {spec_of(x)}, axes is {found}; there must be at least {least}")
+        raise ShapeError(f"{op}: x is {x}, axes is {found}; there must be at least {least}")
     if lengths is not None and len(lengths) != len(found):
         raise ShapeError(f"{op}: s is {lengths}, axes is {found}; there must be one length per axis")
-    return list(zip(found, lengths or (None,) * len(found), strict=True))
+    return tuple(zip(found, lengths or (None,) * len(found), strict=True))
 
 
-def _distinct(op: str, x: Array, axes: Any) -> tuple[int, ...]:
+def _distinct(op: str, x: Array | Spec, axes: Any) -> tuple[int, ...]:
     """Return axes as non-negative ints, in the order given."""
     found = tuple(one_axis(op, x, a) for a in wholes(op, "axes", axes))
     if len({*found}) < len(found):

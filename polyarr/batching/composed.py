@@ -7,7 +7,7 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.batching.level import Batched, Call, Rule, spread
-from polyarr.batching.rules import aligned, along_axis, elementwise, is_mapped, plain
+from polyarr.batching.rules import aligned, along_axes, along_axis, elementwise, is_mapped, plain
 from polyarr.core.op import Op
 from polyarr.ops.shape import one_axis
 
@@ -67,7 +67,8 @@ COMPOSED: dict[Op, Rule] = {
     ops.clip: elementwise,
     ops.gelu: elementwise,
     **dict.fromkeys((ops.softmax, ops.log_softmax, ops.sort, ops.argtopk, ops.topk), along_axis),
-    **dict.fromkeys((ops.dft, ops.dft_of_real, ops.dft_to_real), along_axis),
+    **dict.fromkeys((ops.dft_of_real, ops.dft_to_real), along_axis),
+    ops.dft: along_axes,
     **dict.fromkeys((ops.layer_norm, ops.rms_norm, ops.linear, ops.quantized_linear), rows),
     ops.embedding: embedding,
     ops.attention: attention,

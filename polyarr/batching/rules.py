@@ -39,11 +39,11 @@ def elementwise(call: Call, *bufs: Any, **params: Any) -> Any:
     return call.op(*[aligned(b, len(call.out.shape)) for b in bufs], **params)
 
 
-# ---- reductions, and what runs along one axis --------------------------------------------------------------------
+# ---- reductions, and what runs along some axes -------------------------------------------------------------------
 
 
-def reduction(call: Call, x: Batched, *, axis: tuple[int, ...], **params: Any) -> Any:
-    """Reduce the same axes of every example."""
+def along_axes(call: Call, x: Batched, *, axis: tuple[int, ...], **params: Any) -> Any:
+    """Run along the same axes of every example."""
     return call.op(x.array, axis=tuple(a + 1 for a in axis), **params)
 
 
@@ -237,7 +237,7 @@ PRIMITIVES: dict[Op, Rule] = {
     **CREATION,
     **dict.fromkeys(ELEMENTWISE, elementwise),
     **dict.fromkeys((ops.where, ops.astype), elementwise),
-    **dict.fromkeys((ops.sum, ops.prod, ops.max, ops.min), reduction),
+    **dict.fromkeys((ops.sum, ops.prod, ops.max, ops.min), along_axes),
     **dict.fromkeys((ops.argmax, ops.argmin), arg_extreme),
     **dict.fromkeys((ops.cumulative_sum, ops.argsort), along_axis),
     ops.reshape: reshape,

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms along one axis, of complex and of real numbers; polyarr.fft is made of them."""
+"""Discrete Fourier transforms of complex numbers along axes, and of real ones; polyarr.fft is made of them."""
 
 import math
 
@@ -14,6 +14,7 @@ from polyarr.ops.functions import cos, sin
 from polyarr.ops.joining import concat, pad
 from polyarr.ops.logic import equal, less
 from polyarr.ops.shape import flip, matrix_transpose, moveaxis, one_axis, reshape, slice
+from polyarr.ops.validation import wholes
 
 MAX_MATRIX = 64  # longest transform that is one product with a matrix
 
@@ -51,8 +52,10 @@ def _resized(x: Spec, axis: int, n: int, dtype: np.dtype) -> Spec:
 
 
 def _dft_rule(x, *, axis, inverse, scale):
-    axis = _checked("dft", x, axis, "complex")
-    return x, {"axis": axis, "inverse": bool(inverse), "scale": float(scale)}
+    axes = tuple(sorted(_checked("dft", x, a, "complex") for a in wholes("dft", "axis", axis)))
+    if not axes or len({*axes}) < len(axes):
+        raise ShapeError(f"dft: x is {x}, axis is {axis}; it must be an axis, or a tuple of distinct axes")
+    return x, {"axis": axes, "inverse": bool(inverse), "scale": float(scale)}
 
 
 def _dft_of_real_rule(x, *, axis, inverse, scale):
@@ -75,9 +78,11 @@ def _dft_to_real_rule(x, *, n, axis, inverse, scale):
 def dft(x, *, axis=-1, inverse=False, scale=1.0):
     """Return the discrete Fourier transform along an axis: y[k] = scale * sum of x[j] exp(-2 pi i j k / n) over j.
 
+    Along several axes it is the transform along each of them in turn.
+
     Args:
         x: Complex array with n >= 1 elements along axis.
-        axis: Int.
+        axis: Int, or tuple of distinct ints. Kernels get a tuple, sorted.
         inverse: Whether the exponent is positive.
         scale: Factor of the result.
 
@@ -85,9 +90,9 @@ def dft(x, *, axis=-1, inverse=False, scale=1.0):
         Array of the shape and dtype of x.
 
     Raises:
-        AxisError: x lacks the axis.
+        AxisError: x lacks an axis.
         DtypeError: x is not complex.
-        ShapeError: x has no element along the axis.
+        ShapeError: x has no element along an axis, or an axis is there twice.
 
     Examples:
         >>> import polyarr as pa
@@ -98,9 +103,11 @@ def dft(x, *, axis=-1, inverse=False, scale=1.0):
 
     Source: Cooley, Tukey 1965, doi:10.2307/2003354; Bluestein 1970, doi:10.1109/TAU.1970.1162132
     """
-    moved = moveaxis(x, source=axis, destination=-1)
-    found = _transformed(reshape(moved, shape=(1, *moved.shape)), 1 if inverse else -1)
-    return multiply(moveaxis(reshape(found, shape=moved.shape), source=-1, destination=axis), scale)
+    for a in axis:
+        moved = moveaxis(x, source=a, destination=-1)
+        found = _transformed(reshape(moved, shape=(1, *moved.shape)), 1 if inverse else -1)
+        x = moveaxis(reshape(found, shape=moved.shape), source=-1, destination=a)
+    return multiply(x, scale)
 
 
 @composed(infer=_dft_of_real_rule, group="complex")

@@ -207,14 +207,17 @@ def svd(x: np.ndarray) -> tuple:
 # ---- Fourier transforms --------------------------------------------------------------------------------------
 
 
-def dft(x: np.ndarray, *, axis: int, inverse: bool, scale: float) -> np.ndarray:
-    """Return the sums of the definition; of more than 2,000 terms NumPy's result."""
-    n = x.shape[axis]
-    if n > 2000:
-        return scale * (np.fft.ifft(x, axis=axis, norm="forward") if inverse else np.fft.fft(x, axis=axis))
-    turns = np.outer(np.arange(n), np.arange(n)) % n
-    matrix = np.exp((2j if inverse else -2j) * np.pi * turns / n)
-    return np.moveaxis(np.moveaxis(x, axis, -1) @ matrix, -1, axis) * scale
+def dft(x: np.ndarray, *, axis: int | tuple[int, ...], inverse: bool, scale: float) -> np.ndarray:
+    """Return the sums of the definition along each axis; of more than 2,000 terms NumPy's result."""
+    for a in axis if isinstance(axis, tuple) else (axis,):
+        n = x.shape[a]
+        if n > 2000:
+            x = np.fft.ifft(x, axis=a, norm="forward") if inverse else np.fft.fft(x, axis=a)
+            continue
+        turns = np.outer(np.arange(n), np.arange(n)) % n
+        matrix = np.exp((2j if inverse else -2j) * np.pi * turns / n)
+        x = np.moveaxis(np.moveaxis(x, a, -1) @ matrix, -1, a)
+    return x * scale
 
 
 def dft_of_real(x: np.ndarray, *, axis: int, inverse: bool, scale: float) -> np.ndarray:

@@ -30,7 +30,7 @@ INPUTS = {  # that are not one array
 PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the default
     "precision": "str",
     "axis": INTS, "argmax.axis": "int", "argmin.axis": "int", "cumulative_sum.axis": "int", "repeat.axis": "int",
-    "expand_dims.axis": "int | Sequence[int]",
+    "expand_dims.axis": "int | Sequence[int]", "dft.axis": "int | Sequence[int]",
     "axes": "Sequence[int]", "tensordot.axes": "int | Sequence[Sequence[int]]", "constant_values": "float",
     "destination": INTS, "source": INTS, "shape": INTS, "shift": INTS, "repetitions": INTS, "indices_or_sections": INTS,
     "pad_width": "int | Sequence[int] | Sequence[Sequence[int]]", "steps": "Sequence[int]",

@@ -164,9 +164,9 @@ def complex_of_parts(out: Spec, x: Any, y: Any) -> np.ndarray:
     return found
 
 
-def dft(out: Spec, x: np.ndarray, *, axis: int, inverse: bool, scale: float) -> np.ndarray:
+def dft(out: Spec, x: np.ndarray, *, axis: tuple[int, ...], inverse: bool, scale: float) -> np.ndarray:
     """Transform; norm="forward" leaves the inverse without a factor."""
-    found = np.fft.ifft(x, axis=axis, norm="forward") if inverse else np.fft.fft(x, axis=axis)
+    found = np.fft.ifftn(x, axes=axis, norm="forward") if inverse else np.fft.fftn(x, axes=axis)
     return scaled(found, scale)
 
 

@@ -385,10 +385,11 @@ def parts(x: Any) -> tuple:
     return (K.real(x), K.imag(x)) if is_complex(x) else (x, K.zeros_like(x))
 
 
-def dft(x: Any, *, inverse: bool, scale: float) -> Any:
-    if inverse:  # Keras has it for two axes only
+def dft(x: Any, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Any:
+    if inverse or len(axis) > 1:  # Keras has them for the last two axes only
         raise Absent
-    return complex_of(*(scale * part for part in K.fft(parts(x))))
+    transform = moved(lambda x: complex_of(*(scale * part for part in K.fft(parts(x)))))
+    return transform(x, axis=axis[0])
 
 
 def dft_of_real(x: Any, *, inverse: bool, scale: float) -> Any:
@@ -453,5 +454,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "svdvals": of_matrices(lambda x: K.svd(x, compute_uv=False)), "eigvalsh": hermitian(lambda x: K.eigh(x)[0]),
     "det": of_matrices(K.det), "inv": of_matrices(K.inv), "solve": of_matrices(K.solve),
     "slogdet": of_matrices(lambda x: tuple(K.slogdet(x))), "pinv": of_matrices(lambda x, rtol: K.pinv(x, rcond=rtol)),
-    "dft": moved(dft), "dft_of_real": moved(dft_of_real), "dft_to_real": moved(dft_to_real),
+    "dft": dft, "dft_of_real": moved(dft_of_real), "dft_to_real": moved(dft_to_real),
 }  # fmt: skip

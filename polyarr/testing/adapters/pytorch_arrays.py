@@ -251,8 +251,8 @@ def solve(x: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.solve(x, b[:, None])[..., 0] if b.ndim == 1 else torch.linalg.solve(x, b)
 
 
-def dft(x: Tensor, *, axis: int, inverse: bool, scale: float) -> Tensor:
-    return scale * (torch.fft.ifft(x, dim=axis, norm="forward") if inverse else torch.fft.fft(x, dim=axis))
+def dft(x: Tensor, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Tensor:
+    return scale * (torch.fft.ifftn(x, dim=axis, norm="forward") if inverse else torch.fft.fftn(x, dim=axis))
 
 
 def dft_of_real(x: Tensor, *, axis: int, inverse: bool, scale: float) -> Tensor:

@@ -217,8 +217,8 @@ def of_matrices(function: Callable) -> Callable:
     return run
 
 
-def dft(x: Any, *, axis: int, inverse: bool, scale: float) -> Any:
-    return scale * (jnp.fft.ifft(x, axis=axis, norm="forward") if inverse else jnp.fft.fft(x, axis=axis))
+def dft(x: Any, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Any:
+    return scale * (jnp.fft.ifftn(x, axes=axis, norm="forward") if inverse else jnp.fft.fftn(x, axes=axis))
 
 
 def dft_of_real(x: Any, *, axis: int, inverse: bool, scale: float) -> Any:

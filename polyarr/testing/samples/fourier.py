@@ -21,6 +21,15 @@ def _params(shape: tuple) -> SearchStrategy:
     )
 
 
+def _params_of_several(shape: tuple) -> SearchStrategy:
+    """Return parameters with one axis or several, counted from either end."""
+    long = [a for a, n in enumerate(shape) if n]
+    some = st.lists(st.sampled_from(long), min_size=2, max_size=3, unique=True) if len(long) > 1 else st.just(long)
+    tuples = some.map(lambda axes: (*axes[1:], axes[0] - len(shape)))
+    axes = st.one_of(st.none(), tuples)
+    return st.builds(lambda params, a: params if a is None else {**params, "axis": a}, _params(shape), axes)
+
+
 def _halved(shape: tuple) -> SearchStrategy:
     """Return parameters with either of the lengths whose first half has this shape."""
 
@@ -35,7 +44,7 @@ for _op, _reference, _kind in (
     (ops.dft, ref.dft, "complex"), (ops.dft_of_real, ref.dft_of_real, "floating"),
     (ops.dft_to_real, ref.dft_to_real, "complex"),
 ):  # fmt: skip
-    _given = _halved if _op is ops.dft_to_real else _params
+    _given = {ops.dft: _params_of_several, ops.dft_to_real: _halved}.get(_op, _params)
     SAMPLES[_op] = Entry(
         with_params(SHAPES, _given, ("normal", "ties")), with_params(SMALL, _given, ("normal",)), _reference,
         "composed", dtypes(_kind), special="",

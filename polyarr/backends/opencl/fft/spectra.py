@@ -36,11 +36,10 @@ CHUNK = {"cpu": 8192, "gpu": 512}  # elements of a row for a work-group
 SWAP_X, SWAP_Y = 1, 2
 
 
-def dft(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: bool, scale: float) -> Buffer:
-    """Transform along an axis, in whatever order the axes lie in memory."""
+def dft(device: Device, out: Spec, x: Buffer, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Buffer:
+    """Transform along axes, in whatever order they lie in memory."""
     if not out.size:
         return device.empty(out)
-    axis = (axis,)
     if x.is_dense and (launches := device.plans[_along](out, axis, inverse)):
         return run(device, launches, x, scale)
     for a in axis:

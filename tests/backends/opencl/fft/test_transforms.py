@@ -102,6 +102,19 @@ def test_rows_in_local_memory_take_one_launch(kernels, n):  # noqa: F811
     assert sorted(names) == ["transform_lanes", "transform_rows"]
 
 
+@pytest.mark.parametrize("axes", [(0, 1), (2, 0), (-1, 1), (1, 0, 2)])
+@pytest.mark.parametrize("shape", [(6, 10, 14), (17, 3, 1), (4, 67, 19)])
+def test_several_axes_at_once(kernels, shape, axes):  # noqa: F811
+    host = numbers(*shape)
+    for view, expected in ((pa.asarray(host), host), (pa.asarray(host)[::-1].mT, host[::-1].swapaxes(1, 2))):
+        for name in ("fftn", "ifftn", "irfftn"):
+            if name == "irfftn" and view.shape[axes[-1]] == 1:
+                continue
+            due = getattr(np.fft, name)(expected.astype(np.complex128), axes=axes)
+            found = getattr(fft, name)(view, axes=axes).numpy()
+            np.testing.assert_allclose(found, due, atol=2e-6 * np.abs(due).max())
+
+
 @pytest.fixture
 def uploads(backend, monkeypatch):
     """The sizes in bytes of the tables that are uploaded."""
