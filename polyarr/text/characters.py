@@ -54,7 +54,10 @@ class CharTokenizer:
         """
         return cls(set(text))
 
-    vocab_size = property(lambda self: len(self.characters), doc="Number of tokens.")
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return len(self.characters)
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -85,9 +85,13 @@ class SubwordTokenizer:
         """Return whether the library drops unknown characters; computed when a text is first encoded."""
         return self._unknown is None and self._has_no_token(_UNUSED_CHARACTER)
 
-    @cached_property
+    @property
     def begin(self) -> tuple[int, ...]:
         """Tokens that the post-processor puts before a text; computed on first use, by encoding a text."""
+        return self._begin
+
+    @cached_property  # in which pyright does not see the property that Tokenizer has
+    def _begin(self) -> tuple[int, ...]:
         added = _call_library(self._tokenizer.num_special_tokens_to_add, False)
         for text in ("a", "1", *self._numbers) if added else ():
             plain = [] if self._has_no_token(text) else self._plain(text)

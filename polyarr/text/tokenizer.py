@@ -60,9 +60,11 @@ class Tokenizer(Protocol):
     @property
     def ends(self) -> tuple[int, ...]:
         """Tokens that end a generated text, `end` first."""
+        ...
 
     def with_special(self, special: SpecialTokens) -> Self:
         """Return the tokenizer with further special tokens, those of another file."""
+        ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens of a text, (T,) int32.
@@ -74,9 +76,11 @@ class Tokenizer(Protocol):
         Raises:
             ValueError: The text has characters that are not in the vocabulary; the error names them.
         """
+        ...
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[np.ndarray]:
         """Return the tokens of many texts; errors are those of `encode`."""
+        ...
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a text, (T,) int32, without special tokens around it, and their characters (T, 2).
@@ -86,6 +90,7 @@ class Tokenizer(Protocol):
         Raises:
             ValueError: As in `encode`.
         """
+        ...
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of tokens.
@@ -93,6 +98,7 @@ class Tokenizer(Protocol):
         Raises:
             ValueError: A number is not a token.
         """
+        ...
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield the text of tokens in pieces, one for each token, and at the end the rest, if there is one.
@@ -106,9 +112,11 @@ class Tokenizer(Protocol):
         Raises:
             ValueError: A number is not a token.
         """
+        ...
 
     def token(self, number: int) -> str:
         """Return the text of a token, for lists of tokens."""
+        ...
 
     def to_json(self) -> str:
         """Return the content of a tokenizer.json, for other programs.
@@ -116,9 +124,11 @@ class Tokenizer(Protocol):
         Raises:
             ValueError: A tokenizer.json cannot describe this tokenizer.
         """
+        ...
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict that JSON can hold and `tokenizer_from_dict` takes."""
+        ...
 
 
 def tokenizer_from_dict(saved: dict[str, Any]) -> Tokenizer:

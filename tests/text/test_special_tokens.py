@@ -107,7 +107,7 @@ def test_texts_to_train_on_begin_and_end_with_them(tmp_path):
 def test_tokens_that_were_prepared_without_them_are_refused(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("the fox " * 50)
     with monkeypatch.context() as before:
-        before.setattr(LLAMA2, "begin", ())
+        before.setattr(LLAMA2, "_begin", ())
         prepare([tmp_path / "a.txt"], tmp_path / "data", LLAMA2)
     with pytest.raises(ValueError, match=r"data: its texts lack <s>, which its tokenizer puts before each; prep"):
         open_prepared(tmp_path / "data")
