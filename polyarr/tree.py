@@ -91,7 +91,7 @@ def _refilled(tree: dict[Any, Any], found: dict[Any, Any]) -> dict[Any, Any]:
     return new
 
 
-def items(tree: Any, path: tuple = ()) -> Iterator[tuple[tuple, Any]]:
+def items(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Iterate over (path, leaf) for every leaf, in order. A path is a tuple of keys, indices and attribute names.
 
     Args:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -51,7 +51,8 @@ class Array(Methods):
     buf: Any
     spec: Spec
     node: Node | None
-    __dlpack__, __dlpack_device__ = dlpack.exported, dlpack.device_of
+    __dlpack__: ClassVar[Callable[..., Any]] = dlpack.exported
+    __dlpack_device__: ClassVar[Callable[..., tuple[int, int]]] = dlpack.device_of
 
     def __init__(self, backend: Backend, buf: Any, spec: Spec, node: Node | None = None) -> None:
         self.backend, self.buf, self.spec, self.node = backend, buf, spec, node

@@ -229,7 +229,7 @@ class Backend(NamedTuple):
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
-    observing: Callable[[Callable[[Launch], None]], AbstractContextManager] | None = None
+    observing: Callable[[Callable[[Launch], None]], AbstractContextManager[Any]] | None = None
     peaks: Callable[[], Mapping[str, float]] = _no_peaks
     tuning: Tuning | None = None
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
@@ -243,7 +243,7 @@ class Backend(NamedTuple):
     collectives: Collectives | None = None
     download_later: Callable[[Any], Callable[[], np.ndarray]] | None = None
     rows_at_once: int = 1
-    abstract: Mapping[Callable, Callable] = MappingProxyType({})
+    abstract: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType({})
 
     def meets(self, other: "Backend") -> bool:
         """Return whether arrays of the two backends may be inputs of one op."""

@@ -128,16 +128,16 @@ class Op:
 
     def __init__(
         self,
-        face: Callable,
+        face: Callable[..., Any],
         *,
-        rule: Callable | None = None,
-        decomposition: Callable | None = None,
+        rule: Callable[..., Any] | None = None,
+        decomposition: Callable[..., Any] | None = None,
         promoted: str = "",
         indices: str = "",
         fits: str = "",
         numbers: str = "",
-        checks: Callable | None = None,
-        canonical: Callable | None = None,
+        checks: Callable[..., Any] | None = None,
+        canonical: Callable[..., Any] | None = None,
         widen: bool = True,
         group: str = "",
     ) -> None:
@@ -155,8 +155,8 @@ class Op:
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
         self.numbers = tuple(self.inputs.index(name) for name in numbers.split())
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
-        self.rules: dict[str, tuple[Callable | None, tuple[str, ...]]] = {}
-        self.gradients: list[tuple[int, Callable, tuple[Need | None, ...]]] = []  # the rules, as record.py takes them
+        self.rules: dict[str, tuple[Callable[..., Any] | None, tuple[str, ...]]] = {}
+        self.gradients: list[tuple[int, Callable[..., Any], tuple[Need | None, ...]]] = []  # as record.py takes them
         self.custom_vjp: Fused | None = None
         self._plans: dict[Any, Plan] = {}
         OPS.append(self)
@@ -169,7 +169,7 @@ class Op:
 
     # ---- stating the gradient --------------------------------------------------------------------------------
 
-    def vjp(self, **rules: Callable | None) -> None:
+    def vjp(self, **rules: Callable[..., Any] | None) -> None:
         """State the VJP: one rule per input.
 
         A rule is a function of the cotangent and of any of: inputs by name, parameters by name, the Spec of an input as
@@ -193,13 +193,13 @@ class Op:
                 self.gradients.append((self.inputs.index(name), rule, tuple(need_of(self, need) for need in needs)))
 
     @property
-    def body(self) -> Callable | None:
+    def body(self) -> Callable[..., Any] | None:
         """Former name of `decomposition`."""
         message = "Op.body is called decomposition now; the old name goes with version 1.0"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.decomposition
 
-    def defvjp(self, forward: Callable, backward: Callable) -> None:
+    def defvjp(self, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
         """State a custom VJP made of ops, for a composed op whose decomposition would keep too much for its gradient.
 
         The functions are those of a Fused kernel, except that they take and return arrays, and that `forward` receives
@@ -490,13 +490,13 @@ def lift_inputs(capture: CaptureContext, args: tuple, backend: Backend | None) -
 
 
 def primitive(
-    face: Callable | None = None,
+    face: Callable[..., Any] | None = None,
     *,
     promote: str = "",
     indices: str = "",
     fits: str = "",
     numbers: str = "",
-    checks: Callable | None = None,
+    checks: Callable[..., Any] | None = None,
     widen: bool = False,
     group: str = "",
 ) -> Any:
@@ -526,13 +526,13 @@ def primitive(
 
 
 def composed(
-    face: Callable | None = None,
+    face: Callable[..., Any] | None = None,
     *,
     promote: str = "",
     indices: str = "",
     numbers: str = "",
-    canonical: Callable | None = None,
-    infer: Callable | None = None,
+    canonical: Callable[..., Any] | None = None,
+    infer: Callable[..., Any] | None = None,
     widen: bool = True,
     group: str = "",
 ) -> Any:

@@ -36,7 +36,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {  # settings that polyarr supports; the fi
 }
 
 
-def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageModel:
+def load_adapters(path: str | os.PathLike[str], model: LanguageModel) -> LanguageModel:
     """Return a copy of a model with the LoRA adapters that PEFT saved in a folder.
 
     The weights of the copy are frozen and its adapters are trainable, as `nn.lora` makes them. PEFT has separate
@@ -96,7 +96,7 @@ def load_adapters(path: str | os.PathLike, model: LanguageModel) -> LanguageMode
 
 
 def save_adapters(
-    path: str | os.PathLike, model: LanguageModel, *, dtype: Any = "float32", base: str | None = None
+    path: str | os.PathLike[str], model: LanguageModel, *, dtype: Any = "float32", base: str | None = None
 ) -> None:
     """Write the adapters of a model, without its other weights, into a folder as PEFT loads them.
 

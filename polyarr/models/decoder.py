@@ -187,8 +187,9 @@ class LanguageModel(Module):
         raise TypeError(f"{type(self).__name__}: it defines no features, so it has no logits")
 
     def through_blocks(
-        self, x: Any, masks: list[Array | None], caches: list | None, position: int | Array | None, *others: list
-    ) -> Any:
+        self, x: Any, masks: list[Array | None], caches: list[Any] | None, position: int | Array | None,
+        *others: list[Any],
+    ) -> Any:  # fmt: skip
         """Return x (B, T, C), or what blocks take in its place, after all blocks.
 
         masks, caches and others have an element for each block.

@@ -85,7 +85,7 @@ def stream(
     seed: int | Sequence[int] | None = None,
     vocab_size: int | None = None,
     stop_at_context: bool = False,
-    step: Compiled | None = None,
+    step: Compiled[..., Any] | None = None,
     **sampling: Any,
 ) -> Iterator[Array]:
     """Yield the new tokens of `generate` one by one, each an array of shape (B, 1), without reading the device.
@@ -148,7 +148,7 @@ def sample(
     seed: int | Sequence[int] | None = None,
     vocab_size: int | None = None,
     stop_at_context: bool = False,
-    step: Compiled | None = None,
+    step: Compiled[..., Any] | None = None,
     logprobs: int | None = None,
     echo: bool = False,
     **sampling: Any,
@@ -196,7 +196,7 @@ def limit_to_context(model: LanguageModel, length: int, count: int) -> int:
     return max(0, min(count, model.config.context_length - length))
 
 
-def next_token() -> Compiled:
+def next_token() -> Compiled[..., Any]:
     """Return a compiled function that samples one token, captured once per number of rows and kind of sampling."""
     return compile(_next_token, constants="limits", donate=("caches", "history"))
 

@@ -91,7 +91,7 @@ class ModelDrafts:
         model: LanguageModel,
         tokens: list[int],
         count: int,
-        step: Compiled,
+        step: Compiled[..., Any],
         numbers: dict[str, float],
         bias: Array | None,
         limits: tuple[int | None, int],
@@ -137,7 +137,7 @@ def speculated(
     *,
     seed: int | None = None,
     vocab_size: int | None = None,
-    step: Compiled | None = None,
+    step: Compiled[..., Any] | None = None,
     draft_model: LanguageModel | None = None,
     **sampling: Any,
 ) -> Iterator[Sample]:
@@ -200,7 +200,7 @@ def _row(tokens: list[int]) -> Array:
     return creation.asarray(np.array([tokens], np.int32))
 
 
-def speculative_step() -> Compiled:
+def speculative_step() -> Compiled[..., Any]:
     """Return a compiled function that samples a token after each of several positions."""
     return compile(_chosen, constants="limits", donate="caches")
 

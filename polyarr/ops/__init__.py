@@ -26,7 +26,8 @@ __all__ = [
     "broadcast_arrays", "broadcast_shapes", "einsum", "empty_like", "full_like", "get_item", "nonzero", "ones_like",
     "set_item", "zeros_like",
 ]  # fmt: skip
-__all__ += catalogue.__all__ + inner.__all__
+__all__ += catalogue.__all__
+__all__ += inner.__all__
 
 
 def _power(x: Any, y: Any) -> Any:

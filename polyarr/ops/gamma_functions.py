@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from polyarr.core.array import cast, spec_of, widened
+from polyarr.core.array import Array, cast, spec_of, widened
 from polyarr.core.spec import check_kind, float64
 from polyarr.ops import coefficients
 from polyarr.ops.coefficients import horner, polynomial
@@ -122,7 +122,7 @@ def zeta(x, q):
     return where(is_inside, total, where(greater(x, 1), outside, edge))
 
 
-def polygamma(n, x):
+def polygamma(n: int, x: Array) -> Array:
     """Return the derivative of order n of digamma.
 
     Args:

@@ -35,7 +35,9 @@ def scale_for(norm: Array, max_norm: float) -> Array:
     return ops.minimum(max_norm / (norm + 1e-6), 1.0)
 
 
-def accumulate(loss_fn: Callable, model: Any, batches: Iterable[tuple], has_aux: bool = False) -> tuple[Any, Any]:
+def accumulate(
+    loss_fn: Callable[..., Any], model: Any, batches: Iterable[tuple[Any, ...]], has_aux: bool = False
+) -> tuple[Any, Any]:
     """Return the mean loss over batches and the mean gradient, with the memory of one batch.
 
     Args:

@@ -263,7 +263,7 @@ class Optimizer:
         by = loss_scale(state)
         return (1.0 if self.clip is None else scale_for(norm / by, self.clip)) / by, ops.isfinite(norm)
 
-    def check(self, grads: Any, state: State, model: Any, given: dict, leaves: dict) -> None:
+    def check(self, grads: Any, state: State, model: Any, given: dict[str, Any], leaves: dict[str, Any]) -> None:
         """Raise the errors of update. given and leaves are the arrays of grads and model by name."""
         name, order = f"{type(self).__name__}.update", "call update(grads, state, model)"
         if not isinstance(state, dict) or not isinstance(state.get("step", 0), (int, Number, Array)):

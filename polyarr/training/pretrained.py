@@ -55,7 +55,7 @@ def import_model(
     *,
     context_length: int | None = None,
     tokenizer: Tokenizer | None = None,
-    adapters: str | os.PathLike | None = None,
+    adapters: str | os.PathLike[str] | None = None,
     dtype: Any = None,
     keep_quantized: bool = False,
     overwrite: bool = False,

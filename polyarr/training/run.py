@@ -70,8 +70,8 @@ class Run:
     text: str = ""
     base: str | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    history: list[dict] = field(default_factory=list)
-    curve: list[tuple] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[tuple[Any, ...]] = field(default_factory=list)
     is_drawn: bool = True
     since: int = 0
     world: World = ALONE
