@@ -9,9 +9,9 @@ import os
 import stat
 import threading
 import weakref
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 _FLAGS = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -80,11 +80,11 @@ class HeldFile:
         ValueError: As `open_regular`.
     """
 
-    def __init__(self, path: str | Path, file: BinaryIO | None = None) -> None:
+    def __init__(self, path: str | Path, file: BufferedReader | None = None) -> None:
         file = open_regular(path) if file is None else file
         weakref.finalize(self, file.close)
         # Unbuffered: a buffer would be refilled for each of many short reads, and hide that the file was truncated.
-        self.path, self._file, self._lock = Path(path), file.raw, threading.Lock()  # type: ignore[attr-defined]
+        self.path, self._file, self._lock = Path(path), cast("FileIO", file.raw), threading.Lock()
         self._state = self._now()
 
     @property

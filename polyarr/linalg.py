@@ -466,7 +466,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
         found = ops.sum(values, axis=-1) if ord == "nuc" else (ops.max if ord == 2 else ops.min)(values, axis=-1)
         return found[..., None, None] if keepdims else found
     sums = {1: -2, -1: -2, float("inf"): -1, -float("inf"): -1}
-    if not isinstance(ord, (str, int, float)) or ord not in sums:
+    if not isinstance(ord, (int, float)) or ord not in sums:
         raise ValueError(f"matrix_norm: ord is {shown(ord)}; it must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     norms = ops.vector_norm(x, axis=sums[ord], keepdims=True, ord=1)
     return (ops.max if ord > 0 else ops.min)(norms, axis=(-2, -1), keepdims=keepdims)

@@ -38,6 +38,7 @@ class CustomVJP(Protocol[P, R]):
 
     def __call__(self, *args: P.args, **named: P.kwargs) -> R:
         """Return the value of the function."""
+        ...
 
     def defvjp(self, forward: Function, backward: Function, /) -> None:
         """State the gradient; see custom_vjp."""
@@ -541,7 +542,7 @@ def _walk(seeds: list[tuple[Node | None, Array | None]], ends: list[Node], relea
             parts, i = grads.setdefault(owner, [None] * len(owner.results)), node.index
             parts[i] = g if parts[i] is None else parts[i] + g  # a rule that names `out` has results of its own
             continue
-        if type(node.pull) is Rules and node.pull.op is ops.slice:
+        if isinstance(node.pull, Rules) and node.pull.op is ops.slice:
             slices.setdefault(node.parents[0], []).append(Slice(node, node.pull, g))
         else:
             for parent, spec, part in zip(node.parents, node.specs, _pull(node, g), strict=True):

@@ -130,6 +130,8 @@ def elementwise(lib: Library, fn: Callable) -> Callable:
         for x in bufs:
             if hasattr(x, "dtype"):
                 break
+        else:
+            raise TypeError("an elementwise kernel takes at least one array")
         if x.dtype in wide:
             return widened(out, bufs, x.dtype)
         found = fn(*[b if hasattr(b, "dtype") else asarray(b, dtype=x.dtype) for b in bufs])

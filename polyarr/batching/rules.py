@@ -118,7 +118,7 @@ def matrices(call: Call, *bufs: Batched, **params: Any) -> Any:
     """Call an op on matrices, with the examples among the leading axes."""
     out = call.out[0] if type(call.out) is tuple else call.out
     ndim = max(len(out.shape), *(len(b.spec.shape) for b in bufs))
-    return call.op(*[aligned(b, ndim) for b in bufs], **params) if len(bufs) > 1 else call.op(bufs[0].array, **params)
+    return call.op(bufs[0].array, **params) if len(bufs) == 1 else call.op(*[aligned(b, ndim) for b in bufs], **params)
 
 
 # ---- indices -----------------------------------------------------------------------------------------------------

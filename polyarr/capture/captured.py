@@ -66,6 +66,7 @@ class Captured(NamedTuple):
             Exception: That of a step. The random state and all arrays that are not donated are then unchanged.
         """
         inputs = _values(arguments)
+        state: random.State | tuple[()] = ()
         if self.draws:
             state, slots = random.reserve(self.draws), self.program.inputs[len(arguments) :]
             inputs += [
@@ -79,7 +80,7 @@ class Captured(NamedTuple):
         try:
             outputs = self.outputs(inputs)
         except BaseException:
-            if self.draws:
+            if state:
                 random.release(state, self.draws)
             raise
         backend = self.backend

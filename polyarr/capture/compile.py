@@ -158,7 +158,7 @@ class Compiled(Generic[P, R]):
 
     def _lookup(
         self, key: tuple, context: tuple, aliases: tuple[int, ...] | None, donated: list[int], backend: Backend,
-        args: tuple, kwargs: dict[str, Any],
+        args: tuple, kwargs: dict[str, Any], /,
     ) -> Signature:  # fmt: skip
         """Return the Signature of a key, capturing it if it is new; build its guards when it is met again."""
         arguments = [(name, value, name not in self.constants) for name, value in (*self._named(args), *kwargs.items())]

@@ -83,6 +83,6 @@ def _computation(step: Step) -> Any:
     """Return a key that is equal for steps that compute the same."""
     if step.part == COPY:
         return step.outputs
-    call = (id(step.call.fn), step.call.kind) if type(step.call) is ScalarFunction else step.op
+    call = (id(step.call.fn), step.call.kind) if isinstance(step.call, ScalarFunction) else step.op
     # By repr, because 0.0 == -0.0 and 1 == True are different constants.
     return call, step.part, step.inputs, tuple((name, repr(value)) for name, value in step.params.items())

@@ -176,7 +176,7 @@ class Trace:
 
     # ---- recording -------------------------------------------------------------------------------------------
 
-    def _recording(self, op: Op, kernel: Any) -> Any:
+    def _recording(self, op: Op, kernel: Callable[..., Any] | Fused) -> Any:
         if isinstance(kernel, Fused):
             return kernel._replace(
                 forward=self._forward(op, kernel.forward), backward=self._backward(op, kernel.backward)

@@ -59,7 +59,7 @@ def command(
     files = find_files([data])
     choose_backend(backend)
     model, tokenizer = loaded(folder, checkpoint, dtype)
-    length = window or min(model.config.context_length, _WINDOW)
+    length: int = window or min(model.config.context_length, _WINDOW)
     stride = stride or max(length // 2, 1)
     documents = read_documents(files, tokenizer, field)
     scores = score_documents(merge_lora(model), documents, length, stride, batch_size)

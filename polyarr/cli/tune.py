@@ -146,18 +146,19 @@ def _measure(tuning: Tuning, works: list[Work], budget: float) -> None:
         if left <= 0:
             click.echo(f"no time is left for {len(works) - i} of {len(works)}: give a longer --budget")
             return
-        steps = tuning.tune(work, left / (len(works) - i))
+        outcome, steps = "", tuning.tune(work, left / (len(works) - i))
         try:
             with tqdm(desc=str(work), leave=False, disable=None, bar_format="{desc} {bar} {n}/{total}") as bar:
                 for step in steps:
                     bar.total = step.total
                     bar.update(step.done - bar.n)
+                    outcome = step.outcome
         except ValueError as error:  # this work has no parameters to tune on this device
             click.echo(str(error))
             continue
         finally:
             steps.close()
-        click.echo(f"{work}: {step.outcome}")
+        click.echo(f"{work}: {outcome}")
         sys.stdout.flush()
 
 

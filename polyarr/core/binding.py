@@ -25,8 +25,8 @@ def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, 
     inputs = {name: params.get(name, default) for name, default in list(op.optional.items())[len(args) :]}
     params = {name: value for name, value in params.items() if name not in inputs}
     missing = [name for name, value in inputs.items() if value is inspect.Parameter.empty]
-    if missing or (unknown := params.keys() - op.defaults.keys()):
-        raise TypeError(usage(op, missing, set() if missing else unknown))
+    if missing or params.keys() - op.defaults.keys():
+        raise TypeError(usage(op, missing, set() if missing else params.keys() - op.defaults.keys()))
     return (*args, *inputs.values()), params
 
 

@@ -56,7 +56,7 @@ class Number:
         def __add__(self, other: Any) -> Any: ...
         def __mod__(self, other: Any) -> Any: ...
 
-    def __init__(self, slot: int, now: int | float, record: Callable[..., Any]) -> None:
+    def __init__(self, slot: int, now: Any, record: Callable[..., Any]) -> None:
         self.slot, self.now, self.record = slot, now, record
 
     def __repr__(self) -> str:

@@ -264,13 +264,13 @@ class Op:
             numbers=numbers,
             scalar_arrays=scalar_arrays,
             check=self.checks and self.checks(*specs, **params),
-            dtype=None if self.decomposition or self._keeps_dtype(flat, out) else out.dtype,
+            dtype=None if self.decomposition else self._new_dtype(flat, out),
             carries=any(type(s) is Spec and s.dtype in INEXACT for s in flatten((out,))),
             widened=self.widen and any(s.dtype in NARROW for s in flat),
         )
 
-    def _keeps_dtype(self, specs: list[Spec], out: Any) -> bool:
-        return type(out) is tuple or any(s.dtype is out.dtype for s in specs)
+    def _new_dtype(self, specs: list[Spec], out: Any) -> np.dtype | None:
+        return None if type(out) is tuple or any(s.dtype is out.dtype for s in specs) else out.dtype
 
     def _numbers(self, specs: tuple, out: Any) -> tuple[tuple[int, np.dtype], ...]:
         """List the Python numbers to check against the arrays' dtype or, without an array, the result's dtype."""

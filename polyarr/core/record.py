@@ -75,10 +75,10 @@ class FusedPull:
         self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
-        cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
         for part in g if type(g) is list else (g,):
             if part.backend is not self.backend:
                 check_gradient(f"{self.op.name}: a cotangent is", part, part.spec, self.backend)
+        cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
         bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
         try:
             grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)

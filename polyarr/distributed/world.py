@@ -28,12 +28,15 @@ class Transport(Protocol):
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
         """Return the leaves reduced over all ranks, sent as dtype `wire`: bitwise equal on all ranks and repeatable."""
+        ...
 
     def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
         """Return the leaves of rank `root`."""
+        ...
 
     def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
         """Return the leaves of all ranks, concatenated along the first axis in the order of the ranks."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -242,7 +242,7 @@ def _numbers(settings: Mapping[str, Any]) -> tuple[int, float, float]:
     for name, known in _FIXED.items():
         if settings.get(name, known[0]) not in known:
             raise ValueError(f"its {name} is {settings[name]!r}; polyarr's adapters have {known[0]!r}")
-    read: Callable[[str], Any] = settings.get
+    read = cast("Callable[[str], Any]", settings.get)
     rank, alpha, dropout = map(read, ("r", "lora_alpha", "lora_dropout"))
     dropout = 0.0 if dropout is None else dropout
     for name, value, fits, due in (
@@ -279,7 +279,7 @@ def _theirs(
     if is_stacked:
         yield names[0], layer.a.numpy(), layer.b.numpy()
         return
-    if len(layer.base.shape) > 2:
+    if len(layer.base.shape) != 2:
         yield from zip(names, layer.a.numpy(), layer.b.numpy(), strict=True)
         return
     bounds = _bounds(model, layer.base.shape[0], len(names))

@@ -31,6 +31,7 @@ class Drafter(Protocol):
             count: Number of tokens.
             units: Uniform random numbers from which the next tokens will be sampled; () if they are not sampled.
         """
+        ...
 
 
 class Drafts:

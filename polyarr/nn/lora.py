@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from polyarr import ops, tree
 from polyarr.core.array import Array, spec_of
@@ -70,7 +70,7 @@ class LoRALinear(Module):
     def __call__(self, x: Array, *groups: Array) -> Array:
         """Return the output (..., out) for an input x (..., in), and for the group of each row, integers (...)."""
         base = self.base
-        product: Op = ops.grouped_linear if groups else ops.linear
+        product = cast("Op", ops.grouped_linear if groups else ops.linear)
         low = product(self.drop(x), like(self.a, x), *groups)  # (..., rank)
         low = product(low, like(self.whole_b(), x), *groups)  # (..., out)
         return ACTIVATIONS[base.activation](base.before_activation(x, *groups) + low * self.scale)

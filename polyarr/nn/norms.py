@@ -51,7 +51,7 @@ class _Collector:
         """Move the statistics of the batch norm at a path toward those of a batch."""
         for name, new in batch.items() if self.is_open else ():  # a checkpoint may compute the layer again later
             place = f"{path}.{name}"
-            before = self.seen.get(place, getattr(old, name))
+            before = self.seen[place] if place in self.seen else getattr(old, name)
             self.seen[place] = before + momentum * (stop_gradient(new).astype(before.dtype) - before)
 
 

@@ -166,7 +166,7 @@ def adamw(params, grads, m, v, lr, step, scale=1.0, *, beta1, beta2, eps, weight
     return tuple(zip(*found, strict=True)) if found else ((), (), ())
 
 
-def _one_minus_power(beta: float, step):
+def _one_minus_power(beta, step):
     """Return 1 - beta^step; for a step in an array as -expm1(step log(beta)), which keeps its digits in float32."""
     if isinstance(step, NUMBERS) or beta == 0:
         return 1 - beta**step if beta else 1.0

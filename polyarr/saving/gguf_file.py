@@ -133,6 +133,7 @@ class GGUFFile:
         except (ValueError, KeyError):
             raise ValueError(f"{name[:100]} is of type {number}, which GGUF does not have") from None
         except RuntimeError:  # the library has no code for it
+            kind = self._library.GGMLQuantizationType(number)
             raise ValueError(f"{name[:100]} is of {kind.name}, which is not dequantized") from None
         return kind
 

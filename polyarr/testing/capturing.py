@@ -130,7 +130,7 @@ def _compare_donated(op: Op, backend: Backend, sample: Sample, then: Callable[[t
 def check_joined(backend: Backend, examples: int) -> None:
     """Check that fused elementwise ops of a compiled function give the bits of the single ops."""
     for dtype in (d for d in FLOATS if d in backend.dtypes):
-        functions: tuple[Callable[..., Any], ...] = (_fusible, _fusible_elementwise, _fusible_in_pieces)
+        functions: list[Callable[..., Any]] = [_fusible, _fusible_elementwise, _fusible_in_pieces]
         compiled = {fn: polyarr.compile(fn) for fn in functions}
         shapes = ((5, 33), (2, 3, 4)) if dtype == float32 else ((5, 33),)
         for shape, layout in itertools.product(shapes, ("plain", "transposed", "stepped", "offset")):

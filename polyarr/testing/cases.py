@@ -406,7 +406,7 @@ def _examine(
     drawn = _drawn(drawing)[:tried]
     if not drawn:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs")
-    has_calls = False
+    has_calls, sample = False, drawn[0]
     try:
         for sample in map(changed, drawn) if changed else drawn:
             has_calls |= _is_tried(check, op, backend, sample)

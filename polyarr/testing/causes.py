@@ -1,7 +1,7 @@
 """Probable causes of the conformance kit's failures: the function of a kernel, and an op that many ops use."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from polyarr.core.backend import Backend, Fused
@@ -75,9 +75,9 @@ def computed_by(op: Op, backend: Backend) -> str:
     return f"\n    # computed by {' and '.join(names)}" if names else ""
 
 
-def _place_of(function: Callable | None) -> str:
+def _place_of(function: Any) -> str:
     """Return the qualified name and the line of a Python function, in a partial or a wrapper too; "" of any other."""
-    while function is not (inner := inspect.unwrap(getattr(function, "func", function))):  # type: ignore[arg-type]
+    while function is not (inner := inspect.unwrap(getattr(function, "func", function))):
         function = inner
     code = getattr(function, "__code__", None)
     return f"{function.__module__}.{function.__qualname__}, line {code.co_firstlineno}" if code else ""

@@ -29,7 +29,7 @@ from polyarr.core.current import use_backend
 from polyarr.core.errors import BackendError
 from polyarr.core.names import renamed
 from polyarr.core.op import Op
-from polyarr.core.spec import COMPLEX, INEXACT, Spec, float32, float64, real_of
+from polyarr.core.spec import COMPLEX, INEXACT, Spec, float32, float64, int8, real_of, uint8
 from polyarr.testing import adapters, covered
 from polyarr.testing.causes import computed_by
 from polyarr.testing.compare import (
@@ -459,9 +459,9 @@ def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray])
 
 def _without_sign(a: Any) -> Any:
     """Return inexact numbers and int8 as absolute values, and uint8 as the largest codes of 4 bits; others stay."""
-    if not isinstance(a, np.ndarray) or (a.dtype.kind not in "fc" and a.dtype not in (np.int8, np.uint8)):
+    if not isinstance(a, np.ndarray) or (a.dtype.kind not in "fc" and a.dtype not in (int8, uint8)):
         return a
-    return np.abs(a if a.dtype.kind in "fc" else a.astype(np.int16)) if a.dtype != np.uint8 else np.full_like(a, 255)
+    return np.abs(a if a.dtype.kind in "fc" else a.astype(np.int16)) if a.dtype != uint8 else np.full_like(a, 255)
 
 
 def _flat_hosts(sample: Sample) -> list[np.ndarray]:

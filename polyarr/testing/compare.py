@@ -124,7 +124,7 @@ def close(
         with np.errstate(all="ignore"):
             wide = "power" if kind in ("arithmetic", "function") else kind
             bound = allowed(wide, got.dtype, np.abs(expected), magnitude)
-            same = _alike(got.real, expected.real) & _alike(got.imag, expected.imag)
+            same = _alike(np.real(got), np.real(expected)) & _alike(np.imag(got), np.imag(expected))
             bad = ~(same | (np.abs(got - expected) <= bound))
     else:
         coarser = max(got.dtype, dtype or got.dtype, key=lambda d: finfo(d).eps)

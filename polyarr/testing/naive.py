@@ -16,7 +16,7 @@ Index = tuple[int, ...]
 Place = tuple[int | slice | np.ndarray, ...]
 
 
-def each(value: Any, axes: int) -> Index:
+def each(value: Any, axes: int) -> tuple[Any, ...]:
     """Return one number per axis."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * axes
 
@@ -31,7 +31,7 @@ def pairs(padding: Any, lengths: Index, kernel: Index, stride: Index, dilation: 
             missing = max(0, (math.ceil(n / s) - 1) * s + d * (k - 1) + 1 - n)
             found.append((missing // 2, missing - missing // 2))
         return tuple(found)
-    return tuple(p if isinstance(p, (tuple, list)) else (p, p) for p in each(padding, len(lengths)))
+    return tuple((p[0], p[1]) if isinstance(p, (tuple, list)) else (p, p) for p in each(padding, len(lengths)))
 
 
 class Windows:

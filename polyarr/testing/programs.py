@@ -223,7 +223,8 @@ def _check_threads(backend: Backend) -> None:
     arrays = [from_numpy(np.full((200, 3), i + 0.5, np.float32), backend) for i in range(THREADS)]
     due = [bits(_elementwise(a, i)) for i, a in enumerate(arrays)]
     wrong, start = list[Any](), threading.Barrier(THREADS)
-    compiled(arrays[0], 0), compiled(arrays[0], 0)
+    compiled(arrays[0], 0)
+    compiled(arrays[0], 0)
 
     def work(i: int) -> None:
         with use_backend(backend):

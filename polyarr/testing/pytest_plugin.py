@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the first process
         _check_known_failures(config)
         config.pluginmanager.register(Recorder(config, _chosen(config)), "polyarr-recorder")
-    if names := namespaces.names_of(config.getoption("xp")):  # other plugins have fixtures of these names
+    if names := namespaces.names_of(config.option.xp):  # other plugins have fixtures of these names
         config.pluginmanager.register(namespaces.plugin_of(names), "polyarr-xp")
     if config.getoption("xp_breaks"):
         config.pluginmanager.register(namespaces.Breaks(), "polyarr-xp-breaks")

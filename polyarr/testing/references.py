@@ -187,7 +187,7 @@ def eigh(x: np.ndarray) -> tuple:
 def eig(x: np.ndarray) -> tuple:
     """Return NumPy's eigenvalues and eigenvectors, with polyarr's order and phases."""
     w, v = np.linalg.eig(x + 0j)
-    order = np.lexsort((w.imag, w.real))
+    order = np.lexsort((np.imag(w), np.real(w)))
     w, v = np.take_along_axis(w, order, -1), np.take_along_axis(v, order[..., None, :], -1)
     return w, v / _phases(v)
 
@@ -229,7 +229,7 @@ def dft_to_real(x: np.ndarray, *, n: int, axis: int, inverse: bool, scale: float
     """Return the real part of the transform of x and its mirror image."""
     x = np.moveaxis(x, axis, -1)
     whole = np.concatenate([x, x[..., (n - 1) // 2 : 0 : -1].conj()], axis=-1)
-    return np.moveaxis(dft(whole, axis=-1, inverse=inverse, scale=scale).real, -1, axis)
+    return np.moveaxis(np.real(dft(whole, axis=-1, inverse=inverse, scale=scale)), -1, axis)
 
 
 # ---- random bits ---------------------------------------------------------------------------------------------

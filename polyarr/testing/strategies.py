@@ -460,8 +460,8 @@ def _widest(dtype: Any) -> Any:
 
 def _placed(inputs: tuple, path: tuple, data: Data) -> tuple:
     """Return the inputs with `data` at the path."""
-    found = list(inputs)
-    found[path[0]] = _placed(found[path[0]], path[1:], data) if len(path) > 1 else data
+    found, (first, *rest) = list(inputs), path
+    found[first] = _placed(found[first], tuple(rest), data) if rest else data
     return tuple(found)
 
 

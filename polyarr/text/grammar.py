@@ -70,7 +70,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def _decoders(tokenizer: SubwordTokenizer) -> set[str]:
-    decoder = json.loads(tokenizer.to_json())["decoder"] or {"type": "Fuse"}
+    decoder: dict[str, Any] = json.loads(tokenizer.to_json())["decoder"] or {"type": "Fuse"}
     return {decoder["type"], *(one["type"] for one in decoder.get("decoders", ()))}
 
 

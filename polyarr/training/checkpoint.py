@@ -366,7 +366,7 @@ def _specs_of_codes(arrays: Mapping[str, Source]) -> dict[str, tuple[Spec, Spec]
 def _state_specs(recipe: Recipe, parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the Specs of the optimizer's state by name: the moments of trained parameters, and the loss scale."""
     optimizer = recipe.new_optimizer()
-    scale = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if optimizer.loss_scale else {}
+    scale: dict[str, Any] = dict.fromkeys(LossScale.kept, Spec((), np.float32)) if optimizer.loss_scale else {}
     return {**optimizer.kept(parameters), **({"loss_scale": scale} if scale else {})}
 
 

@@ -77,5 +77,5 @@ def downsampled(points: Points) -> list[tuple[float, float]]:
     if len(points) <= MAX_POINTS:
         return [(float(step), float(value)) for step, value in points]
     cuts = [i * len(points) // MAX_POINTS for i in range(MAX_POINTS + 1)]
-    groups = [points[a:b] for a, b in itertools.pairwise(cuts)]
-    return [tuple(sum(column) / len(group) for column in zip(*group, strict=True)) for group in groups]
+    groups = [zip(*points[a:b], strict=True) for a, b in itertools.pairwise(cuts)]
+    return [(sum(steps) / len(steps), sum(values) / len(values)) for steps, values in groups]

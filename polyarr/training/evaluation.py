@@ -79,7 +79,7 @@ def score_documents(
             f"window at most the model's context of {context}"
         )
     model, losses_of = model.copy().eval(), compile(_losses)
-    found, totals, rows = [], list[list[float]](), list[tuple[int, np.ndarray]]()
+    found, totals, rows = list[tuple[str, int, int]](), list[list[float]](), list[tuple[int, np.ndarray]]()
 
     def run_batch() -> None:
         batch = np.full((batch_size, 2, length), IGNORED, np.int32)  # one shape, which is compiled once

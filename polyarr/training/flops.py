@@ -25,5 +25,5 @@ def flops_per_token(model: LanguageModel, length: int | None = None) -> float:
     for name, leaf in parameters.items():
         chosen = config.experts_per_token / config.n_experts if ".expert_" in name else 1.0
         multiplied += 0 if name in looked_up else (6 if name in trained else 4) * leaf.size * chosen
-    att, length = model.blocks[0].att, length or model.config.context_length
-    return multiplied + 12 * len(model.blocks) * length * att.n_heads * att.head_size
+    att = model.blocks[0].att
+    return multiplied + 12 * len(model.blocks) * (length or config.context_length) * att.n_heads * att.head_size

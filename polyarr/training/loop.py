@@ -154,7 +154,7 @@ def _train(
     with interruption() as interrupted, profiled as steps, ahead as windows, contextlib.ExitStack() as compiling:
         compiling.enter_context(world.alone())  # in the first step one rank may compile kernels that others have cached
         unread: list[tuple[Array, Array]] = []
-        started = time.perf_counter()
+        started, mean, stopped = time.perf_counter(), math.nan, 0
         while run.step < recipe.steps and not run.is_stale and not (stopped := all_max(world, interrupted())):
             steps.before_step()
             unread.append(_one_step(run, step, windows()))

@@ -186,9 +186,9 @@ def _initial_state(
     if model is not None and recipe.lora is None and quantized_layers(model):
         raise ValueError("new_run: the model has quantized weights; train adapters beside them (--lora RANK)")
     model = recipe.adapted(new_model(config) if model is None else _reconfigured(model, config, world))
-    model = world.broadcast(model)
+    first: LanguageModel = world.broadcast(model)
     world.split_random()
-    return model, recipe.new_optimizer().init(model)
+    return first, recipe.new_optimizer().init(first)
 
 
 def _reconfigured(model: LanguageModel, config: Config, world: World) -> LanguageModel:

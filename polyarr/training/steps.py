@@ -58,7 +58,8 @@ def step_of(
     def step(model: LanguageModel, state: State, batches: list[Array]) -> tuple[Array, LanguageModel, State, Array]:
         found = before(model, state, batches)
         loss, grads = found if is_alone else world.mean(found)
-        return loss, *after(model, state, grads)
+        model, state, norm = after(model, state, grads)
+        return loss, model, state, norm
 
     return capture(step, donate=_DONATED[:2]) if is_alone else step
 

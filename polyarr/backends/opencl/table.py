@@ -161,8 +161,8 @@ def following(device: Device, launcher: Callable) -> Callable:
 def precisions(device: Device) -> dict[Any, tuple[str, ...]]:
     """Return the extra precisions of each GEMM op on a device; their kernels may still turn out not to work."""
     convolutions = ops.conv, ops.conv_product, ops.conv_input_gradient, ops.conv_weight_gradient
-    by_op = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), device.vendor.gemm)
-    by_op[ops.attention] = device.vendor.attention
+    products = dict.fromkeys((ops.matrix_product, ops.matmul, ops.linear, *convolutions), device.vendor.gemm)
+    by_op = products | {ops.attention: device.vendor.attention}
     return {
         op: ("high",) for op, variants in by_op.items()
         if any(variant.tells_precision and variant.may_suit(device.features) for variant in variants)

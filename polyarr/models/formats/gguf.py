@@ -213,6 +213,7 @@ class Header(Protocol):
 
     def array(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Return a tensor."""
+        ...
 
 
 def read_gguf(path: Path) -> tuple[GGUFModel, dict[str, GGUFTensor]]:

@@ -91,7 +91,7 @@ def dequantized(
         at = exponents[expert][..., None].astype(np.uint16) << 8 | blocks[expert]  # (n, k / 32, 16)
         pairs = np.take(table.reshape(-1, 2), at, axis=0)  # (n, k / 32, 16, 2)
         weight[expert] = (pairs.swapaxes(-1, -2) if is_gguf else pairs).reshape(n, -1)
-    is_finite = np.isfinite(table).all(axis=(1, 2))  # (256,): whether all numbers with an exponent are
+    is_finite = np.all(np.isfinite(table), axis=(1, 2))  # (256,): whether all numbers with an exponent are
     if not is_finite[exponents].all() and not np.isfinite(weight).all():  # the first is quick and usually enough
         raise ValueError(f"{name} holds numbers that are not finite in {weight.dtype}")
     return weight

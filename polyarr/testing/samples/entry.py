@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -11,6 +11,7 @@ from polyarr.core.spec import KINDS
 from polyarr.testing.strategies import SHAPES, Sample, datas, memoized, one_axis, samples
 
 Cases = Callable[[str], SearchStrategy[Sample]]
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -66,7 +67,7 @@ def ordinary(dtype: str) -> tuple[str, ...]:
     return ("normal", "ties") if is_narrow(dtype) else ("offset", "normal", "ties")
 
 
-def for_each(choices: Sequence, drawn: Callable[[str, Any], SearchStrategy[Sample]]) -> Cases:
+def for_each(choices: Sequence[T], drawn: Callable[[str, T], SearchStrategy[Sample]]) -> Cases:
     """Return cases that draw one of the choices, and then from drawn(dtype, choice)."""
     return lambda dtype: st.sampled_from(choices).flatmap(memoized(partial(drawn, dtype)))
 

@@ -230,11 +230,11 @@ def _with_unit_step(device: Device, x: Buffer) -> Buffer:
 @lru_cache(maxsize=1024)
 def _steps(lead: tuple[int, ...], arrays: tuple[Any, ...]) -> tuple[list[bytes], int] | None:
     """Return the layouts without offsets, and the inner axis's length; None if leading axes do not collapse to two."""
-    lengths, steps = collapse(lead, [strides[:-2] for strides in arrays])
-    if len(lengths) > 2:
+    (*outer, inner), steps = collapse(lead, [strides[:-2] for strides in arrays])
+    if len(outer) > 1:
         return None
-    pairs = [(0, *step) if len(lengths) == 1 else step for step in steps]
-    return [struct.pack("3q", *pair, a[-2]) for a, pair in zip(arrays, pairs, strict=True)], lengths[-1]
+    pairs = [step if outer else (0, *step) for step in steps]
+    return [struct.pack("3q", *pair, a[-2]) for a, pair in zip(arrays, pairs, strict=True)], inner
 
 
 @lru_cache(maxsize=1024)

@@ -24,8 +24,8 @@ class State(NamedTuple):
 def state_of(device: Device, key: int | Buffer, counter: int | Buffer, unread: Buffer) -> State:
     """Return the state as kernels take it; `unread` is a placeholder for memory arguments that are not read."""
     if type(key) is not Buffer and type(counter) is not Buffer:
-        words = [0 if number is None else cast("int", number) & WORD for number in (key, counter)]
-        return State(0, (*words, unread.memory, unread.memory))
+        key, counter = (0 if number is None else cast("int", number) & WORD for number in (key, counter))
+        return State(0, (key, counter, unread.memory, unread.memory))
     return State(1, (0, 0, _word(device, key).memory, _word(device, counter).memory))
 
 

@@ -64,7 +64,7 @@ def _plan(
     tall = p.n < p.m
     out_strides, bias_strides = (p.n, 1), (0, 1)
     if tall:
-        p, aligned = transposed(p), aligned[::-1]
+        p, aligned = transposed(p), (aligned[1], aligned[0])
         out_strides, bias_strides = (1, p.m), (1, 0)
     shape = shape_of(device, dtype, p, aligned)
     program = device.build(shape.file, **epilogue.macros(dtype), **p.macros, **shape.macros)

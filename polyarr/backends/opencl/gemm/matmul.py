@@ -354,7 +354,8 @@ def gpu_tiles(candidates: tuple[GpuMatmul, ...], p: Problem, units: int) -> tupl
             return params, tiles
         if tiles * steps * params.TILE_K >= slots * MIN_SLICE_K:
             return params, slots
-    return params, max(tiles, min(slots, tiles * p.k // MIN_SLICE_K))
+    tiles = _gpu_tiles(candidates[-1], p)
+    return candidates[-1], max(tiles, min(slots, tiles * p.k // MIN_SLICE_K))
 
 
 def _gpu_tiles(params: GpuMatmul, p: Problem) -> int:

@@ -269,7 +269,7 @@ class CudaCompiler(NvidiaCompiler):
         log, text = "", self._saved(name)
         if text is None:
             program = self.built(source, options)
-            log, text = program.get_build_info(self._device, cl.program_build_info.LOG), self.ptx(program)
+            log, text = str(program.get_build_info(self._device, cl.program_build_info.LOG)), self.ptx(program)
             if SILENT in options:
                 self._store.save(name, zlib.compress(text.encode()))
         return Module(self._cuda, self.lifted(text, source), log)

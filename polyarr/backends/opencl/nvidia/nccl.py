@@ -39,7 +39,7 @@ def load() -> Any:
     Raises:
         NcclError: There is none.
     """
-    found = [str(path) for path in _of_wheels() if path.exists()]
+    found, reason = [str(path) for path in _of_wheels() if path.exists()], OSError()
     for path in (*found, LIBRARY):
         try:
             return ctypes.CDLL(path)

@@ -54,7 +54,7 @@ def expression_of(step: Step, specs: tuple[Spec, ...]) -> str | None:
     if step.op is ops.conj and dtype not in COMPLEX:
         return COPY
     found = OPS.get(step.op)
-    return found if found is None or dtype not in COMPLEX else for_dtype(found, dtype)
+    return found if found is None or dtype is None or dtype not in COMPLEX else for_dtype(found, dtype)
 
 
 def dtype_of(specs: tuple[Spec, ...], out: Spec) -> np.dtype:

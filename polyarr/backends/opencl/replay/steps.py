@@ -86,6 +86,6 @@ class Steps:
         return all(specs.get(v) == specs[step.outputs] for v in step.inputs[1:])
 
 
-def launcher_of(step: Step) -> object:
+def launcher_of(step: Step) -> Any:
     """Return the launcher that a step calls, unless it was replaced."""
     return getattr(step.call, "__wrapped__", None)

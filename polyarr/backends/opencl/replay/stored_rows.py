@@ -134,7 +134,7 @@ def _update_of(steps: Steps, cache: int) -> Update | None:
         if any(i in values for i in halves):
             return None
         found.insert(0, at)
-        values |= dict.fromkeys(halves, step.inputs[2])
+        values |= {i: step.inputs[2] for i in halves}
         positions.add(position)
         at = step.inputs[1]
     if len(positions) > 1 or sorted(values) != [0, 1]:

@@ -183,14 +183,14 @@ class Commands:
         """Enqueue commands again by a function; an error names the command it comes from."""
         with self.lock:
             self.settle()
-            try:
-                for each in commands:
+            for each in commands:
+                try:
                     enqueue(each, self.queue)
-            except ERRORS as error:
-                self._note_last(commands[: commands.index(each)])
-                refused = each.command.refused(each.work, each.group, error)
-                each.note(refused)
-                raise refused from error
+                except ERRORS as error:
+                    self._note_last(commands[: commands.index(each)])
+                    refused = each.command.refused(each.work, each.group, error)
+                    each.note(refused)
+                    raise refused from error
             self._note_last(commands)
             self.unmarked += len(commands)
             if self.unmarked >= MAX_UNMARKED:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyopencl as cl
+from pyopencl import _cl
 
 from polyarr.backends.opencl.runtime.caches import Store, lacks, run_folder, store_of
 from polyarr.backends.opencl.runtime.pocl import questions
@@ -51,7 +52,7 @@ class Compiler:
         """Return the program built from source."""
         # PyOpenCL's own Program adds its include folder to the options, so drivers would miss their cache wherever
         # PyOpenCL is installed anew.
-        program = cl._cl._Program(self._context, source)
+        program = _cl._Program(self._context, source)
         program.build(" ".join(options).encode())
         return cl.Program(program)
 
@@ -192,10 +193,9 @@ class PoclCompiler(Compiler):
             return
         try:
             entry = zipfile.ZipFile(io.BytesIO(content))
-            files = entry.namelist()
         except zipfile.BadZipFile:  # a valid checksum of invalid content
-            files = []
-        if not files:
+            entry = None
+        if entry is None or not (files := entry.namelist()):
             self._store.forget(name)
             return
         # Files that exist may have been loaded: a library in use must not change.

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyopencl as cl
-import pyopencl.tools
+from pyopencl.tools import ImmediateAllocator, MemoryPool
 
 from polyarr.backends.opencl.runtime.compiled import Compiler, compiler_of
 from polyarr.backends.opencl.runtime.launches import again, launch_of
@@ -52,8 +52,8 @@ class OpenCL:
     def __init__(self, context: cl.Context, device: cl.Device) -> None:
         self._context, self._device = context, device
         self.queue = cl.CommandQueue(context, device)
-        self.allocate = cl.tools.ImmediateAllocator(self.queue)
-        self.pool = cl.tools.MemoryPool(self.allocate)
+        self.allocate = ImmediateAllocator(self.queue)
+        self.pool = MemoryPool(self.allocate)
         self.largest = device.max_mem_alloc_size
         self.launch = launch_of(device)
 

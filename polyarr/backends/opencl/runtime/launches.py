@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import pyopencl as cl
+from pyopencl import _cl
 
 from polyarr.backends.opencl.runtime.quirks import NVIDIA
 
@@ -52,7 +53,7 @@ def again(
 def _enqueue() -> Any:
     """Return clEnqueueNDRangeKernel of the loader that PyOpenCL uses; None if its library does not expose it."""
     try:
-        return ctypes.CDLL(cl._cl.__file__).clEnqueueNDRangeKernel
+        return ctypes.CDLL(_cl.__file__).clEnqueueNDRangeKernel
     except (OSError, AttributeError):
         return None
 

@@ -58,9 +58,8 @@ class ProbeProcess:
 
     def _asked(self, request: bytes) -> str | None:
         """Return the answer, or how the process died; None if it had ended before, as idle processes do."""
-        if self._process is None:
-            self._start()
-        process, timer = self._process, threading.Timer(TRIAL_SECONDS, self._process.kill)
+        process = self._process or self._start()
+        timer = threading.Timer(TRIAL_SECONDS, process.kill)
         timer.start()
         try:
             process.stdin.write(request)
@@ -95,7 +94,7 @@ class ProbeProcess:
             return f"the process that tried it was ended by signal {-code} ({signal.Signals(-code).name}){where}"
         return f"the process that tried it ended with {code}{where}{': ' + said[-1] if said else ''}"
 
-    def _start(self) -> None:
+    def _start(self) -> Any:
         home = str(Path(__file__).parents[4])  # where this process imports polyarr from
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         with ExitStack() as undone:
@@ -107,6 +106,7 @@ class ProbeProcess:
             )  # fmt: skip
             undone.pop_all()
         weakref.finalize(self, _end, self._process, self._complaints)
+        return self._process
 
 
 class ProbeProcesses:

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -175,4 +175,4 @@ def _fitting(entries: list[Any] | None, device: Device, dtype: np.dtype) -> tupl
 
 @cache
 def _shipped() -> Table:
-    return json.loads((files(__package__) / "tuned.json").read_text(encoding="utf-8"))["matmul"]
+    return json.loads(Path(__file__).with_name("tuned.json").read_text(encoding="utf-8"))["matmul"]
