@@ -75,7 +75,7 @@ def _dft_to_real_rule(x, *, n, axis, inverse, scale):
 
 
 @composed(infer=_dft_rule, group="complex")
-def dft(x, *, axis=-1, inverse=False, scale=1.0):
+def dft(x, *, axis=(-1,), inverse=False, scale=1.0):
     """Return the discrete Fourier transform along an axis: y[k] = scale * sum of x[j] exp(-2 pi i j k / n) over j.
 
     Along several axes it is the transform along each of them in turn.

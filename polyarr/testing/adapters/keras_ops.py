@@ -386,7 +386,7 @@ def parts(x: Any) -> tuple:
 
 
 def dft(x: Any, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Any:
-    if inverse or len(axis) > 1:  # Keras has them for the last two axes only
+    if inverse or len(axis) != 1:  # Keras has them for the last two axes only
         raise Absent
     transform = moved(lambda x: complex_of(*(scale * part for part in K.fft(parts(x)))))
     return transform(x, axis=axis[0])
