@@ -94,7 +94,7 @@ def open_writer(
     model = model.quantized(weights) if weights else merge_lora(model)  # frees what was loaded
     draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
-        yield Writer(model, programs, draft_model)
+        yield Writer(model, programs, draft_model)  # pyright: ignore[reportArgumentType]  # __getattr__ has the rest
 
 
 def loaded_draft(draft: Path, folder: Path, tokenizer: Tokenizer, dtype: str | None) -> LanguageModel:

@@ -4,6 +4,8 @@ Everything is composed of windows, its transpose sum_windows, and matrix product
 conv_weight_gradient are the three sides of one trilinear form: the gradients of each are the other two, so a backend
 with kernels for them has gradients of every order.
 """
+# pyright takes a parameter for an int by its default of 1, where the rule has made a tuple of it.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import itertools
 import math

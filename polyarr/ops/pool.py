@@ -1,4 +1,6 @@
 """Pooling and resizing of sequences, images and volumes. Channels are the last axis."""
+# pyright takes a parameter for an int by its default of 1, where the rule has made a tuple of it.
+# pyright: reportArgumentType=false
 
 import math
 from fractions import Fraction

@@ -320,7 +320,7 @@ def _encoded(prompt: str | list[int], tokenizer: SandboxedTokenizer, longest: in
         if wrong:
             raise ValueError(f"{wrong[0]} is no token; they are from 0 to {tokenizer.vocab_size - 1}")
         return prompt
-    if not prompt and (start := start_of(tokenizer)):
+    if not prompt and (start := start_of(tokenizer)):  # pyright: ignore[reportArgumentType]  # __getattr__ has the rest
         return start
     return _some(tokenizer.encode_within(prompt, longest))
 

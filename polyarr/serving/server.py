@@ -210,12 +210,13 @@ def server_of(
         ValueError: A tokenizer does not fit its model, `length` is out of range, an origin is none, or the device
             computes several tokens to other bits than single ones, which rules out drafts.
     """
-    context = model.config.context_length
+    context: int = model.config.context_length
     if length is not None and not 1 <= length <= context:
         raise ValueError(f"server_of: length is {length}; it must be from 1 to {context}, the model's context")
     programs = SandboxedTokenizer(tokenizer)
     length = length or min(context, MAX_LENGTH)
-    writer = SharedWriter(model, programs, batch, length, drafts, draft_model)
+    # To pyright it is no Tokenizer, as __getattr__ has the rest of one.
+    writer = SharedWriter(model, programs, batch, length, drafts, draft_model)  # pyright: ignore[reportArgumentType]
     writer.begin([[0]], 2)  # compile the kernels before the first request
     while not writer.is_idle:
         writer.step()

@@ -364,7 +364,7 @@ class _Drawing(NamedTuple):
                 verbosity=Verbosity.quiet,  # the exception's note has the code that repeats the check
                 print_blob=False,
                 report_multiple_bugs=False,  # one failure, with its note
-                suppress_health_check=list(HealthCheck),
+                suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  # its own __iter__
                 phases=phases,
             )(given(self.strategy.filter(lambda s: s.dtypes() <= self.dtypes))(run))
         )()

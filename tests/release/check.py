@@ -1,6 +1,7 @@
 """`make release-check`: build the package, and check it in new environments as a user would install it.
 
-All checks run, and each that fails is listed at the end. They need a package index. `make docs` checks links.
+All checks run, and each that fails is listed at the end. They need a package index. `make docs` checks links;
+`make release-check` runs it first.
 """
 
 import contextlib

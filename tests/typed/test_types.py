@@ -46,7 +46,7 @@ def test_mypy_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -> N
 def test_pyright_accepts_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -> None:
     for path in (GOOD, BAD):
         shutil.copy(path, tmp_path)
-    settings = {"extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
+    settings = {"extraPaths": [str(ROOT)], "pythonVersion": "3.11", "typeCheckingMode": "strict"}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = ["pyright", "--pythonpath", sys.executable]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)

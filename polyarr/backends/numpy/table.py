@@ -1,4 +1,6 @@
 """Kernels of the NumPy backend: those of make_kernels, with faster or more precise versions where NumPy has them."""
+# To pyright, NumPy's stubs have no real and imag for an array of any dtype. mypy checks attributes here.
+# pyright: reportAttributeAccessIssue=false
 
 import math
 from collections.abc import Callable
