@@ -3,6 +3,7 @@
 All functions run on every backend with complex dtypes, and have gradients of every order.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -237,7 +238,7 @@ def rfftn(
     Gradients: x
     """
     *others, (axis, n) = _axes("rfftn", x, s, axes, least=1)
-    return _along_several("rfftn", _of_real("rfftn", x, n, axis, norm), others, norm)
+    return _along_several("rfftn", _of_real("rfftn", x, n, axis, norm), (*others,), norm)
 
 
 def irfftn(
@@ -266,7 +267,7 @@ def irfftn(
     Gradients: x
     """
     *others, (last, length) = _axes("irfftn", x, s, axes, least=1)
-    x = _along_several("irfftn", x, others, norm, inverse=True)
+    x = _along_several("irfftn", x, (*others,), norm, inverse=True)
     return _to_real("irfftn", x, length, last, norm, inverse=True)
 
 
@@ -326,14 +327,14 @@ def _complex(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse:
 
 
 def _along_several(
-    op: str, x: Array, axes: Sequence[tuple[int, int | None]], norm: str, *, inverse: bool = False
+    op: str, x: Array, axes: tuple[tuple[int, int | None], ...], norm: str, *, inverse: bool = False
 ) -> Array:
     """Return the transform along axes, each with its length; of none of them, x with a complex dtype."""
-    x, factor = _as_complex(op, x), 1.0
-    for axis, n in axes:
-        _, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact")
-        x, factor = _fitted(x, axis, n), factor * scale
-    return ops.dft(x, axis=tuple(axis for axis, _ in axes), inverse=inverse, scale=factor) if axes else x
+    x = _as_complex(op, x)
+    names, lengths, scale = _known(_transforms_of, op, spec_of(x), axes, norm, inverse)
+    for axis, n in zip(names, lengths, strict=True):
+        x = _fitted(x, axis, n)
+    return ops.dft(x, axis=names, inverse=inverse, scale=scale) if names else x
 
 
 def _of_real(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
@@ -355,11 +356,15 @@ def _checked(
     is_half: whether x has the first half of the numbers to transform.
     """
     check_array(op, "x", x)
-    given = op, spec_of(x), n, axis, norm, inverse, kind, is_half
+    return _known(_transform_of, op, spec_of(x), n, axis, norm, inverse, kind, is_half)
+
+
+def _known(checked: Any, *given: Any) -> Any:
+    """Return what a cached function has found for arguments, of which some may lack a hash."""
     try:
-        return _transform_of(*given)
-    except TypeError:  # something has no hash; the function itself says what is wrong with it
-        return _transform_of.__wrapped__(*given)
+        return checked(*given)
+    except TypeError:  # the function itself says what is wrong
+        return checked.__wrapped__(*given)
 
 
 @lru_cache(maxsize=4096, typed=True)
@@ -375,6 +380,14 @@ def _transform_of(
     return axis, n, _scale(op, norm, n, inverse)
 
 
+@lru_cache(maxsize=4096, typed=True)
+def _transforms_of(
+    op: str, x: Spec, axes: tuple[tuple[int, int | None], ...], norm: str, inverse: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], float]:
+    found = [_transform_of(op, x, n, axis, norm, inverse, "inexact", False) for axis, n in axes]
+    return tuple(axis for axis, _, _ in found), tuple(n for _, n, _ in found), math.prod(scale for _, _, scale in found)
+
+
 def _as_complex(op: str, x: Array) -> Array:
     """Return x with a complex dtype of the same precision."""
     dtype = x.dtype
@@ -387,9 +400,11 @@ def _as_complex(op: str, x: Array) -> Array:
 def _fitted(x: Array, axis: int, n: int) -> Array:
     """Return x cut, or continued by zeros, to n elements along an axis."""
     more = n - x.shape[axis]
+    if not more:
+        return x
     if more > 0:
         return ops.pad(x, pad_width=tuple((0, more if a == axis else 0) for a in range(x.ndim)))
-    return first(x, axis, n) if more else x
+    return first(x, axis, n)
 
 
 def _scale(op: str, norm: str, n: int, inverse: bool) -> float:

@@ -63,7 +63,7 @@ def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: boo
     x = x if axis == last else moved(x, axis, last)
     if x.dtype != real:
         x = launch(device, Spec(x.shape, real), x, expression=conversion(x.dtype, real))
-    x, rows = dense(device, x), Spec(with_axis(x.shape, last, n // 2 + 1), out.dtype)
+    x, rows = dense(device, x), out if axis == last else Spec(with_axis(x.shape, last, n // 2 + 1), out.dtype)
     if n % 2:
         found = _transformed(device, rows, x, n, inverse, scale, REAL, HALF)
     else:
@@ -77,7 +77,7 @@ def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inve
         return device.empty(out)
     last = x.ndim - 1
     x = dense(device, x if axis == last else moved(x, axis, last))
-    rows = Spec(with_axis(x.shape, last, n), out.dtype)
+    rows = out if axis == last else Spec(with_axis(x.shape, last, n), out.dtype)
     if n % 2:
         found = _transformed(device, rows, x, n, inverse, scale, HALF, REAL)
     else:
