@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyopencl as cl
 
-from polyarr.backends.opencl.attention import attention_decode
+from polyarr.backends.opencl.attention import attention_decode, attention_tiled
 from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.fft import passes, spectra, stages
 from polyarr.backends.opencl.gemm import grouped, matmul
@@ -68,6 +68,7 @@ def shrink() -> None:
     topk.GROUP = topk.CAPACITY = 8
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16
+    attention_tiled.GPU_TILES = attention_tiled.GPU_TILES[-2:]  # two rows and two columns per work-item
     global_norm.BLOCK, index.MAX_TILE, grouped.MAX_ROWS_PER_GROUP = 1000, 96, 4
     reduce.COLUMN_VECTORS, reduce.MIN_COLUMN_ROWS = 8, 2
     matrices.TILE_GROUP = matrices.GROUP["gpu"] = 8
