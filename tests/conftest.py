@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +169,16 @@ def _other_dtype(dtype: str, op: str) -> str:
     return f"{'' if signed else 'u'}int{width}-{op}"
 
 
-def pytest_collection_finish() -> None:
-    """Freeze the collected tests, so that later garbage collections skip these many objects."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage before all tests are collected, and freeze them: later collections skip these many objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture
