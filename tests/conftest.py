@@ -54,11 +54,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the hypothesis profile, and reuse what passed if that is asked for."""
+    """Load the hypothesis profile, register the plugins of this file, and declare a marker."""
     settings.load_profile("thorough" if config.getoption("polyarr_thorough") else "fast")
     config.addinivalue_line("markers", f"{MARK}: the tests depend on nothing but what their file imports")
+    config.pluginmanager.register(Garbage(), "polyarr-garbage")
     if config.getoption("reuse"):
         config.pluginmanager.register(Reuse(config), "polyarr-reuse")
+
+
+class Garbage:
+    """Keeps garbage collections short, where one of a process's millions of objects takes a second.
+
+    It is a plugin because hooks of this file are not called for the kit's cases, which are in another folder.
+    """
+
+    def __init__(self) -> None:
+        self.collections = 0  # full ones until the last one whose survivors were frozen
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Collect no garbage before all tests are collected."""
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+            self.freeze()
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Freeze what a full collection during a test has left, now that no object of a test is in use."""
+        if gc.get_stats()[2]["collections"] > self.collections:
+            self.freeze()
+
+    def freeze(self) -> None:
+        """Collect garbage, and have later collections skip all other objects."""
+        gc.collect()
+        gc.freeze()
+        self.collections = gc.get_stats()[2]["collections"]
 
 
 class Reuse:
@@ -167,18 +199,6 @@ def _other_dtype(dtype: str, op: str) -> str:
     if width not in ("8", "16", "32", "64") or dtype.startswith("u") != signed:
         return ""
     return f"{'' if signed else 'u'}int{width}-{op}"
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage before all tests are collected, and freeze them: later collections skip these many objects."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture
