@@ -28,7 +28,7 @@ SCHEMA = json.loads((ROOT / "polyarr" / "testing" / "report.schema.json").read_t
 EXP = "forward-exp and not expm1 and core"  # one case
 KIT = "polyarr.testing.conformance"
 USUAL = cases(USUAL_LEVEL)  # the default level
-ALONE = ("-c", os.devnull, "-p", "no:cacheprovider", "-q", "-rN")
+ALONE = ("-c", os.devnull, "-p", "no:cacheprovider", "-q", "-rN", "--assert=plain")  # which starts faster
 TOYS = """
 import os
 from polyarr import ops
