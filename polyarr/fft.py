@@ -384,7 +384,7 @@ def _transform_of(
 def _transforms_of(
     op: str, x: Spec, axes: tuple[tuple[int, int | None], ...], norm: str, inverse: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    found = [_transform_of(op, x, n, axis, norm, inverse, "inexact", False) for axis, n in axes]
+    found = [_known(_transform_of, op, x, n, axis, norm, inverse, "inexact", False) for axis, n in axes]
     return tuple(axis for axis, _, _ in found), tuple(n for _, n, _ in found), math.prod(scale for _, _, scale in found)
 
 
