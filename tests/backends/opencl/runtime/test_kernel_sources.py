@@ -25,7 +25,7 @@ GUARDED = {
 NVIDIAS = re.compile(r'#include "(ptx|wgmma)\.cl"')  # in files that only variants load
 NVIDIAS_OWN = ("ptx.cl", "wgmma.cl", "images.cl")
 NVIDIAS_FILES = {path.name for path in (BACKEND / "nvidia").glob("*.cl")}
-OTHER_ENTRY = re.compile(r" {2,}optional|those of |see stages.cl")  # of a list of macros
+OTHER_ENTRY = re.compile(r" {2,}optional|those of |see \w+\.cl")  # of a list of macros
 STRUCT = re.compile(r"typedef struct \{([^}]*)\} \w+;")
 
 
