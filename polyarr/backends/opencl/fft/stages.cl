@@ -4,6 +4,7 @@
 // Memory   held    of V: the real parts of all elements, SPACE later the imaginary parts; a stage writes to the other half
 //          roots   (length) exp(-2 pi i t / length)
 // Params   VECTOR        lanes that a work-item computes at once
+//          MAX_RADIX     8 or 13; the larger ones take as long to compile as the others
 //          CAPACITY      elements in local memory, of all lanes together
 //          Others: see butterflies.cl
 
@@ -32,6 +33,12 @@
         break; \
     }
 
+#if MAX_RADIX > 8
+#define LARGE_RADICES STAGE(11) STAGE(13)
+#else
+#define LARGE_RADICES
+#endif
+
 // Transform the lanes that begin at held[at], and return where the results begin. stages: radices, 4 bits each. PoCL errs
 // where a function with barriers is not inlined.
 static inline __attribute__((always_inline))
@@ -43,7 +50,7 @@ int transform_held(__local V *held, int at, __global const PAIR *restrict roots,
         __local V *re = held + at, *im = re + SPACE;
         at = 2 * SPACE - at;
         __local V *next_re = held + at, *next_im = next_re + SPACE;
-        switch (radix) { STAGE(2) STAGE(3) STAGE(4) STAGE(5) STAGE(7) STAGE(8) STAGE(11) STAGE(13) }
+        switch (radix) { STAGE(2) STAGE(3) STAGE(4) STAGE(5) STAGE(7) STAGE(8) LARGE_RADICES }
         inner *= radix;
     }
     return at;

@@ -110,6 +110,7 @@ def _by_vectors(device: Device, dtype: np.dtype, length: int, macros: dict[str, 
     radices = _short_radices(length)
     packed = sum(radix << 4 * i for i, radix in enumerate(radices))
     macros |= {"V": f"{macros['REAL']}{lanes}", "VECTOR": lanes, "CAPACITY": capacity}
+    macros["MAX_RADIX"] = 8 if max(radices, default=1) <= 8 else 13
     return Stages("", 1, lanes, macros, (roots_of, length, dtype), (length, packed))
 
 
