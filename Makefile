@@ -141,13 +141,13 @@ sanitize: venv
 platforms: venv
 	$(BIN)/python -m tests.platforms.run
 
-# The package as a user installs it, in new environments; all steps need a package index. And pyright, which takes as
-# long as three mypys: on the package, and on a user's programs. The variable keeps it from asking for a newer version.
+# pyright, which takes as long as three mypys: on the package, and on a user's programs; the variable keeps it from asking
+# for a newer version. Then the package as a user installs it, in new environments; all steps need a package index.
 release-check: export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 release-check: $(RELEASE)/ready docs
-	$(RELEASE)/bin/python -m tests.release.check
 	$(RELEASE)/bin/pyright --pythonpath $(BIN)/python
 	PATH="$(CURDIR)/$(RELEASE)/bin:$$PATH" $(BIN)/pytest -q tests/typed -k pyright
+	$(RELEASE)/bin/python -m tests.release.check
 
 # A part of the suite on each Python that uv finds or installs, with the lowest and the newest dependencies.
 test-versions: $(RELEASE)/ready
