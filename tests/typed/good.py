@@ -165,7 +165,7 @@ def tokenizers(text: str) -> list[Tokenizer]:
 
 
 def language_models(text: str, folder: Path, tokens: Array) -> Iterator[str]:
-    """What docs/in-python.md shows."""
+    """Prepare, train, resume, fine-tune, export and write, as docs/in-python.md does."""
     corpus = Corpus.of_text(text, tokenizers(text)[1])
     prepare(find_files(["text.txt"]), folder / "tokens", corpus.tokenizer)
     recipe = PRESETS["demo"].changed(steps=6, batch_size=4, model={"context_length": 16})
