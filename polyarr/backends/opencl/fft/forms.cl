@@ -25,7 +25,6 @@ typedef PAIR Y;
 #endif
 
 static inline PAIR conjugate(PAIR a) { return (PAIR)(a.x, -a.y); }
-static inline PAIR swapped_if(int is_swapped, PAIR a) { return is_swapped ? a.yx : a; }
 
 // Number j of n in the row x, whose form is SOURCE.
 static inline PAIR read_number(__global const X *restrict x, __global const PAIR *restrict halves, int j, int n,

@@ -1,6 +1,7 @@
 """Transforms by one or several passes over the array, of lengths that have small prime factors."""
 
 from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,29 +14,55 @@ from polyarr.core.spec import Spec
 from polyarr.ops.fourier import roots
 
 FINE_BITS = 10
+ON_READ, ON_WRITE, AFTER_WEIGHTS = 1, 2, 4  # when to exchange real and imaginary parts, see factors.cl
+BOTH = ON_READ | ON_WRITE  # for inverse transforms
 MIN_BYTES = 32  # on GPUs, of neighbors that a group reads at once, where more do not fit
 
 
-def passes(device: Device, out: Spec, axis: int, swapped: bool) -> list[Launch]:
+class Weights(NamedTuple):
+    """Weights of the elements of a row that passes read or write; those that have none are 0, or left out.
+
+    Attributes:
+        table: Arguments for a Table.
+        length: Their number.
+    """
+
+    table: tuple[Any, ...]
+    length: int
+
+
+def passes(
+    device: Device, out: Spec, axis: int, swaps: int, before: Weights | None = None, after: Weights | None = None
+) -> list[Launch]:
     """Plan the transform of a dense complex array along an axis, whose length is smooth.
 
-    swapped: exchange real and imaginary parts of x and of the result, for the inverse transform.
+    swaps: bits of ON_READ, of x; ON_WRITE, of the result; and AFTER_WEIGHTS. An inverse transform has the first two.
+    before, after: Weights of x and of the result, if this is the last axis.
     """
     dtype, n = out.dtype, out.shape[axis]
     rows, inner = prod(out.shape[:axis]), prod(out.shape[axis + 1 :])
-    found, stride, unit = [], inner, 1
+    found, stride, unit = list[Launch](), inner, 1
     for length in _lengths(device, dtype, n, rows * inner):
         lanes = n // length * inner
         here = stages(device, dtype, length, rows * lanes, neighbors(device, dtype))
         each = here.lanes
         tiles = -(-lanes // each) if lanes >= each else 0
         count = rows * tiles or -(-rows * lanes // each)
+        is_first, is_last = not found, unit * length == n
+        read, written = before if is_first else None, after if is_last else None
+        swaps_here = swaps & (is_first * ON_READ | is_last * (ON_WRITE | AFTER_WEIGHTS))
         macros = here.macros_for(read_by_lane=lanes >= min(each, 8), write_by_lane=stride >= min(each, 8))
-        program = device.build(f"passes{here.suffix}", FINE_BITS=FINE_BITS, **macros)
-        numbers = *here.numbers, int(swapped), rows, lanes, tiles, stride, unit, int(unit * length < n)
-        fine = device.plans[Table](_fine_and_coarse, n, dtype) if unit * length < n else None
-        kernel, tables = program.kernels["transform_lanes"], (device.plans[Table](*here.roots), fine)
-        found.append(launch_of(device, kernel, count, here.items, tables, numbers, out))
+        weighed = {"BEFORE": int(read is not None), "AFTER": int(written is not None)}
+        program = device.build(f"passes{here.suffix}", FINE_BITS=FINE_BITS, **weighed, **macros)
+        tables = (
+            device.plans[Table](*here.roots),
+            None if is_last else device.plans[Table](_fine_and_coarse, n, dtype),
+            *(device.plans[Table](*weights.table) if weights else None for weights in (read, written)),
+        )
+        lengths = [weights.length if weights else lanes * length for weights in (read, written)]
+        numbers = *here.numbers, swaps_here, rows, lanes, tiles, stride, unit, int(not is_last), *lengths
+        result = Spec((*out.shape[:-1], written.length), dtype) if written else out
+        found.append(launch_of(device, program.kernels["transform_lanes"], count, here.items, tables, numbers, result))
         stride, unit = stride * length, unit * length
     return found
 

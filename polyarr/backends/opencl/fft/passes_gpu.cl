@@ -2,19 +2,20 @@
 //
 // Arrays   roots     see stages_gpu.cl
 // Launch   groups of WG work-items: `tiles` for each row, or for all lanes of all rows if tiles is 0
-// Params   see stages_gpu.cl and fine_roots.cl
+// Params   see stages_gpu.cl and factors.cl
 
 #include "butterflies.cl"
 #include "stages_gpu.cl"
-#include "fine_roots.cl"
+#include "factors.cl"
 
 static inline long quotient(long a, long b) { return (a | b) >> 31 ? a / b : (uint)a / (uint)b; }
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
 void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y, __global const PAIR *restrict roots,
-                     __global const PAIR *restrict fine, const REAL scale, const int swapped, const long rows,
-                     const long lanes_of_row, const long tiles, const long stride, const int unit,
-                     const int has_roots) {
+                     __global const PAIR *restrict fine, __global const PAIR *restrict before,
+                     __global const PAIR *restrict after, const REAL scale, const int swaps, const long rows,
+                     const long lanes_of_row, const long tiles, const long stride, const int unit, const int has_roots,
+                     const long x_length, const long y_length) {
     __local REAL held[HELD];
     REAL re[REGISTERS], im[REGISTERS];
     int lane = LANE(READ_BY_LANE), item = ITEM(READ_BY_LANE);
@@ -25,10 +26,11 @@ void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y,
     // Row and lane of it; a lane that is not there reads another one.
     long row = tiles ? row_of_group : quotient(first + lane, lanes_of_row);
     long c = first + lane - (tiles ? 0 : row * lanes_of_row);
-    x += row < rows && c < lanes_of_row ? row * lanes_of_row * LENGTH + c : 0;
+    if (row >= rows || c >= lanes_of_row) row = c = 0;
+    x += row * x_length;
     OWN(FIRST, item) ELEMENTS(FIRST, j) {
-        const PAIR v = x[NUMBER(FIRST, j) * lanes_of_row];
-        re[q * FIRST + j] = swapped ? v.y : v.x, im[q * FIRST + j] = swapped ? v.x : v.y;
+        const PAIR v = read_element(x, before, c + NUMBER(FIRST, j) * lanes_of_row, x_length, swaps);
+        re[q * FIRST + j] = v.x, im[q * FIRST + j] = v.y;
     }
     STAGES
     row = tiles ? row_of_group : quotient(first + lane, lanes_of_row);
@@ -37,7 +39,7 @@ void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y,
 
     const long p = quotient(c, stride);
     const int turn = (int)p * unit;
-    y += row * lanes_of_row * LENGTH + c + p * stride * (LENGTH - 1);
+    y += row * y_length;
     PAIR steps[4];  // roots of neighbors, of which every fourth is read
     if (has_roots) {
 #pragma unroll
@@ -51,7 +53,8 @@ void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y,
                 if (k % 4 == 0) root = root_at(fine, turn * NUMBER(LAST, k));
                 v = times(v, k % 4 ? times(root, steps[k % 4]) : root);
             }
-            y[NUMBER(LAST, k) * stride] = (swapped ? v.yx : v) * scale;
+            const long i = c + p * stride * (LENGTH - 1) + NUMBER(LAST, k) * stride;
+            write_element(y, after, i, y_length, swaps, v * scale);
         }
     }
 }

@@ -1,12 +1,10 @@
-// What comes before and after complex transforms: real numbers as half as many complex ones, and chirps.
+// What comes before and after complex transforms: real numbers as half as many complex ones.
 //
-// Kernels  weigh      y[j] = x[j] * weights[j] for j below the shorter length, and 0 beyond
-//          untangle   X[k] for k = 0 ... h, from the transform Z of z[j] = x[2 j] + i x[2 j + 1] with h elements
+// Kernels  untangle   X[k] for k = 0 ... h, from the transform Z of z[j] = x[2 j] + i x[2 j + 1] with h elements
 //          tangle     the inverse: z such that its unscaled inverse transform interleaves the real numbers
 //          mirror     the whole spectrum of n elements, from its first n / 2 + 1
 //          All multiply their result by scale.
 // Arrays   x, y       rows of complex numbers as pairs, row-major
-//          weights    one for each element of a row
 //          roots      (h + 1) exp(-2 pi i k / (2 h))
 // Launch   groups of WG work-items: `chunks` of CHUNK elements of y for each row
 // Params   REAL, PAIR  type of the parts: float or double; of a complex number: float2 or double2
@@ -21,19 +19,6 @@
 
 static inline PAIR times(PAIR a, PAIR b) { return (PAIR)(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
 static inline PAIR conjugate(PAIR a) { return (PAIR)(a.x, -a.y); }
-
-// swapped exchanges real and imaginary parts: 1 of x, 2 of y.
-__kernel GROUP void weigh(__global const PAIR *restrict x, __global PAIR *restrict y,
-                          __global const PAIR *restrict weights, const REAL scale, const int swapped,
-                          const int x_length, const int length, const int chunks) {
-    const long row = get_group_id(0) / chunks;
-    x += row * x_length, y += row * length;
-    EACH(j, 0, MIN(x_length, length)) {
-        const PAIR v = x[j], r = times(swapped == 1 ? v.yx : v, weights[j]) * scale;
-        y[j] = swapped == 2 ? r.yx : r;
-    }
-    EACH(j, x_length, length) y[j] = (PAIR)(0, 0);
-}
 
 __kernel GROUP void untangle(__global const PAIR *restrict z, __global PAIR *restrict y,
                              __global const PAIR *restrict roots, const REAL scale, const int is_conjugate,

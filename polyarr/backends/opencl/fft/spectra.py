@@ -12,7 +12,7 @@ import numpy as np
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
 from polyarr.backends.opencl.fft.launches import Launch, launch_of, run
-from polyarr.backends.opencl.fft.passes import passes
+from polyarr.backends.opencl.fft.passes import AFTER_WEIGHTS, BOTH, ON_READ, Weights, passes
 from polyarr.backends.opencl.fft.stages import is_smooth
 from polyarr.backends.opencl.fft.whole_rows import (
     COMPLEX,
@@ -33,7 +33,6 @@ from polyarr.core.spec import Spec, complex_of, real_of
 
 GROUP = {"cpu": 1, "gpu": 128}
 CHUNK = {"cpu": 8192, "gpu": 512}  # elements of a row for a work-group
-SWAP_X, SWAP_Y = 1, 2
 
 
 def dft(device: Device, out: Spec, x: Buffer, *, axis: tuple[int, ...], inverse: bool, scale: float) -> Buffer:
@@ -105,7 +104,7 @@ def _along(device: Device, out: Spec, axes: tuple[int, ...], inverse: bool) -> t
         if axis == len(out.shape) - 1:
             found += _between(device, out, out.shape[axis], inverse, COMPLEX, COMPLEX)[0]
         elif is_smooth(out.shape[axis]):
-            found += passes(device, out, axis, inverse)
+            found += passes(device, out, axis, BOTH if inverse else 0)
         else:
             return ()
     return tuple(found)
@@ -125,7 +124,7 @@ def _between(
     elif source == HALF_OF_PAIRS:
         found.append(_launch(device, "tangle", numbers, halves, int(not inverse), n + 1))
     if is_smooth(n):
-        found += passes(device, numbers, len(out.shape) - 1, swapped)
+        found += passes(device, numbers, len(out.shape) - 1, BOTH if swapped else 0)
     else:
         found += _convolution(device, numbers, swapped)
     if result == HALF_OF_PAIRS:
@@ -139,13 +138,11 @@ def _convolution(device: Device, out: Spec, swapped: bool) -> list[Launch]:
     """Plan the transforms of rows by a convolution with a chirp."""
     n, dtype, axis = out.shape[-1], out.dtype, len(out.shape) - 1
     size = length_of(2 * n - 1)
-    padded, chirp = Spec((*out.shape[:-1], size), dtype), (chirp_of, n, dtype)
+    padded, chirp = Spec((*out.shape[:-1], size), dtype), Weights((chirp_of, n, dtype), n)
+    spectrum = Weights((spectrum_of, n, size, dtype), size)
     return [
-        _launch(device, "weigh", padded, chirp, SWAP_X if swapped else 0, n),
-        *passes(device, padded, axis, False),
-        _launch(device, "weigh", padded, (spectrum_of, n, size, dtype), 0, size),
-        *passes(device, padded, axis, True),
-        _launch(device, "weigh", out, chirp, SWAP_Y if swapped else 0, size),
+        *passes(device, padded, axis, ON_READ if swapped else 0, chirp, spectrum),
+        *passes(device, padded, axis, BOTH | (AFTER_WEIGHTS if swapped else 0), None, chirp),
     ]
 
 
