@@ -2,11 +2,11 @@
 // out = dropout(softmax(scale q k^T + mask)) v, for 16-bit floats with float32 sums, and for float32 split into 2 or 3
 // bfloat16 terms. The scores exist in registers only.
 //
-// A work-group is four warps. Of each of its blocks it owns 64 rows of q (or of k and v) and iterates over the other
-// operand 64 rows at a time, while TMA loads the next tiles. It works on several blocks one after another, because it
-// writes and acquires its tensor maps once, and each acquire delays all loads of a multiprocessor. Of a 64 x 64 tile of
-// scores a lane holds 2 rows x 16 columns: p[i] is at row ROW_OF(i) and column COLUMN_OF(i), relative to the lane's first
-// row and column.
+// A work-group is four warps; the forward kernel has a fifth, which loads. Of each of its blocks it owns 64 rows of q (or
+// of k and v) and iterates over tiles of 64 rows of the other operand, while TMA loads the next ones. It works on several
+// blocks one after another, because it writes and acquires its tensor maps once, and each acquire delays all loads of a
+// multiprocessor. Of a 64 x 64 tile of scores a lane holds 2 rows x 16 columns: p[i] is at row ROW_OF(i) and column
+// COLUMN_OF(i), relative to the lane's first row and column.
 //
 // Of the products of terms (see bfloat16_terms.cl) the three or six largest are added, the smallest first.
 //
@@ -25,12 +25,13 @@
 //          walks: bit 2 i is 1 if array i of q, k, v, dout has the inner leading axis, bit 2 i + 1 if it has the outer
 //          one
 //          With TERMS above 1 the tensor maps are those of the terms
-// Launch   local 128. attention_delta: 8 work-items per row of lse. The other kernels: as many work-groups as the device
-//          holds, which share the blocks (64 rows, batch)
+// Launch   local 128, attention_forward 160. attention_delta: 8 work-items per row of lse. The other kernels: as many
+//          work-groups as the device holds, which share the blocks (64 rows, batch)
 // Params   T, KIND            the dtype, and its PTX name: bf16 or f16
 //          D                  length of the last axes, a multiple of 8 up to 128
 //          TERMS              terms per operand: 1; or 2 or 3 with KIND bf16: then T is float, D at most 64
-//          STAGES_FORWARD, STAGES_KEYS, STAGES_QUERIES    tiles of the streamed operands in local memory, per kernel
+//          SLOTS, WIDE        parts of the ring of keys and values in local memory, and the tiles of each, forward
+//          STAGES_KEYS, STAGES_QUERIES    tiles of the streamed operands in local memory, backward, per kernel
 //          MASK               0 none, 1 bool, 2 added to the scores; MASK_T, MASK_LOAD of its dtype
 //          DROPOUT            1 to drop weights
 //          BACKWARD           1 to compile the backward kernels, 0 for the forward kernels
@@ -46,8 +47,8 @@
 #if !defined(STATE_ON_DEVICE) || !defined(GROUPS_FORWARD) || !defined(GROUPS_KEYS) || !defined(GROUPS_QUERIES)
 #error "attention_wgmma.cl needs STATE_ON_DEVICE, GROUPS_FORWARD, GROUPS_KEYS and GROUPS_QUERIES"
 #endif
-#if !defined(TERMS) || !defined(STAGES_FORWARD) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
-#error "attention_wgmma.cl needs TERMS, STAGES_FORWARD, STAGES_KEYS and STAGES_QUERIES"
+#if !defined(TERMS) || !defined(SLOTS) || !defined(WIDE) || !defined(STAGES_KEYS) || !defined(STAGES_QUERIES)
+#error "attention_wgmma.cl needs TERMS, SLOTS, WIDE, STAGES_KEYS and STAGES_QUERIES"
 #endif
 
 #define STAGE_BYTES (2 * TILE_BYTES)
@@ -71,7 +72,7 @@ INLINE void make_maps(MAPPED) {
 // What a kernel does before its first block. Before that it reads no array.
 #define PREPARE() { \
         maps += get_group_id(0) * 64; \
-        make_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start); \
+        if (warp < 4) make_maps(plans, maps, q, q_start, k, k_start, v, v_start, g, g_start); \
         if (me == 0) MAKE_BARRIERS(); \
         AWAIT_BEFORE(); \
         ALLOW_NEXT(); \
@@ -115,15 +116,15 @@ INLINE int survives(const ulong index, const ulong4 dropout) {
     return (word >> 8) >= (uint)dropout.z;
 }
 
-// Apply the mask to scores in units of UNIT; query and key are those of p[0]; `turned` is 1 if rows are keys.
+// Apply the mask to so many scores in units of UNIT; query and key are those of p[0]; `turned` is 1 if rows are keys.
 #if MASK == 2
 #define UNIT 1.0f
 #else
 #define UNIT (scale * LOG2_E)
 #endif
 #if MASK
-#define APPLY_MASK(p, query, key, turned) \
-    EACH_SCORE { \
+#define APPLY_MASK(p, count, query, key, turned) \
+    UNROLL for (int i = 0; i < count; i++) { \
         const long q_at = (query) + (turned ? COLUMN_OF(i) : ROW_OF(i)), k_at = (key) + (turned ? ROW_OF(i) : COLUMN_OF(i)); \
         if (q_at < t && k_at < s) p[i] = masked(p[i], MASK_LOAD(mask, q_at * mask_at.w + k_at * mask_step), scale); \
     }
@@ -135,7 +136,7 @@ INLINE float masked(const float p, const float m, const float scale) {
 #endif
 }
 #else
-#define APPLY_MASK(p, query, key, turned)
+#define APPLY_MASK(p, count, query, key, turned)
 #endif
 
 // ---- blocks of 64 rows --------------------------------------------------------------------------------------------
@@ -153,6 +154,146 @@ INLINE int block_of(const int round) {
     const int head_of_keys = in_outer / group; \
     const int block = block_of(round) / batches; \
     __global const MASK_T *mask = whole_mask + start_of(mask_at, batch, inner)
+
+#if !BACKWARD
+// ---- forward ----------------------------------------------------------------------------------------------------
+
+// One work-item of the fifth warp loads tiles of keys and values by turns into a ring of SLOTS, each of WIDE tiles. The
+// other warps tell it when they have read a slot, or the own tile.
+#define KEYS (WIDE * TILE)  // of a slot
+#define SLOT_BYTES (WIDE * TILE_BYTES)
+#define RING_AT TILE_BYTES  // in local memory: own tile, ring, barriers
+#define BARRIERS_AT (RING_AT + SLOTS * SLOT_BYTES)
+#define OWN SLOTS  // the number of the own tile's barriers
+#define IS_FULL(slot) (local_at + BARRIERS_AT + (slot) * 16)
+#define IS_FREE(slot) (IS_FULL(slot) + 8)
+#define LOCAL_BYTES (BARRIERS_AT + 16 * (SLOTS + 1))
+#define MAKE_BARRIERS() { \
+        UNROLL for (int slot = 0; slot <= SLOTS; slot++) { \
+            mbarrier_init(IS_FULL(slot), 1); \
+            mbarrier_init(IS_FREE(slot), 4); \
+        } \
+        mbarrier_init_fence(); \
+    }
+// A slot is filled and read for the n-th time in phase n of its barriers. Nobody waits for the first one to be free.
+#define AWAIT_FULL(slot, n) mbarrier_wait(IS_FULL(slot), (n) % 2)
+#define AWAIT_FREE(slot, n) mbarrier_wait(IS_FREE(slot), ((n) + 1) % 2)
+#define FREE(slot) mbarrier_arrive(IS_FREE(slot), lane == 0)
+#define NEXT_SLOT() { if (++slot == SLOTS) slot = 0, n++; }
+#define LOAD_SLOT(which, number) { \
+        AWAIT_FREE(slot, n); \
+        mbarrier_expect(IS_FULL(slot), SLOT_BYTES); \
+        UNROLL for (int i = 0; i < WIDE; i++) \
+            tile_load(local_at + RING_AT + slot * SLOT_BYTES + i * TILE_BYTES, maps, which, walks, \
+                      (number) * KEYS + i * TILE, head_of_keys, outer, IS_FULL(slot)); \
+        NEXT_SLOT() \
+    }
+#define ALL_SCORES (WIDE * SCORES)
+#define EVERY_SCORE UNROLL for (int i = 0; i < ALL_SCORES; i++)
+
+__kernel __attribute__((reqd_work_group_size(160, 1, 1))) void attention_forward(
+    MAPPED, const int walks, __global const MASK_T *whole_mask,
+    const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
+    const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
+    const uint threshold, const float kept, const int group) {
+    GROUPS_HELD(GROUPS_FORWARD);
+    __local uint4 memory[LOCAL_BYTES / 16] __attribute__((aligned(1024)));
+    const int me = get_local_id(0), lane = me % 32, warp = me / 32;
+    const int blocks = (t + TILE - 1) / TILE;
+    const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead
+    const uint local_at = local_address(memory);
+    PREPARE()
+    barrier(CLK_LOCAL_MEM_FENCE);
+    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
+    uint slot = 0, n = 0, blocks_read = 0;
+    if (warp == 4 && lane) return;
+    EACH_BLOCK(t) {
+        FIND_BLOCK();
+        const int first = (blocks - 1 - block) * TILE, row = first + warp * 16 + lane / 4;
+        const int tiles = (clamp(first + TILE + ahead, 0, s) + KEYS - 1) / KEYS;
+        if (warp == 4) {
+            if (tiles == 0) continue;
+            AWAIT_FREE(OWN, blocks_read++);
+            mbarrier_expect(IS_FULL(OWN), TILE_BYTES);
+            tile_load(local_at, maps, 0, walks, first, in_outer, outer, IS_FULL(OWN));
+            for (int tile = 0; tile < tiles; tile++) {
+                LOAD_SLOT(1, tile)
+                LOAD_SLOT(2, tile)
+            }
+            continue;
+        }
+        float results[RESULTS], sum[2] = {0, 0};
+        float top[2] = {-INFINITY, -INFINITY};  // running maximum of the exponents
+        UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
+        if (tiles) AWAIT_FULL(OWN, blocks_read++);
+        for (int tile = 0; tile < tiles; tile++) {
+            const uint own = opaque(local_at);
+            const int column = tile * KEYS + lane % 4 * 2;
+            float p[ALL_SCORES];
+            AWAIT_FULL(slot, n);
+            const uint keys = own + RING_AT + slot * SLOT_BYTES;
+            WGMMA_FENCE();
+            UNROLL for (int i = 0; i < WIDE; i++) PRODUCTS(p + i * SCORES, own, keys + i * TILE_BYTES);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            FREE(slot);
+            NEXT_SLOT()
+            if (tile + 1 == tiles) FREE(OWN);
+            APPLY_MASK(p, ALL_SCORES, row, column, 0)
+            if (tile * KEYS + KEYS > MIN(first + ahead + 1, s))
+                EVERY_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
+            UNROLL for (int side = 0; side < 2; side++) {
+                float largest = -INFINITY;
+                EVERY_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
+                largest = fmax(largest, shuffle_xor(largest, 1));
+                largest = fmax(largest, shuffle_xor(largest, 2));
+                // If the maximum does not change, this is bitwise the old value, so that rounding does not shrink every
+                // tile.
+                largest = fmax(top[side], largest * UNIT);
+                const float base = largest == -INFINITY ? 0 : largest;  // all masked so far: avoid inf - inf
+                const float shrink = exp2_approx(top[side] - base);
+                float weights = 0;
+                EVERY_SCORE if (ROW_OF(i) == 8 * side)
+                    weights += p[i] = exp2_approx(fma(p[i], UNIT, -base));
+                UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
+                sum[side] = sum[side] * shrink + weights;
+                top[side] = largest;
+            }
+#if DROPOUT
+            EVERY_SCORE {
+                const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
+                p[i] = survives(index, dropout) ? p[i] : 0;
+            }
+#endif
+            uint weights[WIDE][TERMS][TILE / 16][4];
+            UNROLL for (int i = 0; i < WIDE; i++) pack(weights[i], p + i * SCORES);
+            AWAIT_FULL(slot, n);
+            const uint values = own + RING_AT + slot * SLOT_BYTES;
+            WGMMA_FENCE();
+            UNROLL for (int i = 0; i < WIDE; i++) ADD_WEIGHTED(results, weights[i], values + i * TILE_BYTES);
+            WGMMA_COMMIT();
+            WGMMA_WAIT(0);
+            FREE(slot);
+            NEXT_SLOT()
+        }
+        float factor[2];
+        UNROLL for (int side = 0; side < 2; side++) {
+            float total = sum[side] + shuffle_xor(sum[side], 1);
+            total += shuffle_xor(total, 2);
+            factor[side] = total == 0 ? 0 : kept / total;
+            if (lane % 4 == 0)
+                lse[(long)batch * blocks * TILE + row + 8 * side] =
+                    total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total);
+        }
+        STORE_ROWS(out, out_at, row, t, results, factor)
+    }
+}
+
+#else
+// ---- backward ---------------------------------------------------------------------------------------------------
+
+// With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
+// dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
 // ---- pipeline stages ----------------------------------------------------------------------------------------------
 
@@ -188,114 +329,6 @@ INLINE int block_of(const int round) {
             if (!APART) LOAD(1 - (second), stage, tile + STAGES); \
         } \
     }
-
-#if !BACKWARD
-// ---- forward ----------------------------------------------------------------------------------------------------
-
-#define STAGES STAGES_FORWARD
-
-#define STAGES_AT TILE_BYTES  // in local memory: own tile, stages of keys and values, barriers
-#define BARRIERS_AT (STAGES_AT + STAGES * STAGE_BYTES)
-#define LOAD(second, stage, number) { \
-        const uint full = FULL(stage, second); \
-        mbarrier_expect(full, TILE_BYTES); \
-        tile_load(local_at + STAGES_AT + (stage) * STAGE_BYTES + (second) * TILE_BYTES, maps, 1 + (second), walks, \
-                  (number) * TILE, head_of_keys, outer, full); \
-    }
-
-#define LOAD_OWN() { \
-        mbarrier_expect(OWN_FULL, TILE_BYTES); \
-        tile_load(local_at, maps, 0, walks, first, in_outer, outer, OWN_FULL); \
-    }
-
-__kernel GROUP void attention_forward(
-    MAPPED, const int walks, __global const MASK_T *whole_mask,
-    const long4 mask_at, const long mask_step, __global T *out, const long4 out_at, __global float *lse,
-    const int batches, const int inner, const int t, const int s, const int causal, const float scale, STATE,
-    const uint threshold, const float kept, const int group) {
-    GROUPS_HELD(GROUPS_FORWARD);
-    __local uint4 memory[(BARRIERS_AT + BARRIERS_BYTES + 15) / 16] __attribute__((aligned(1024)));
-    const int me = get_local_id(0), lane = me % 32, warp = me / 32;
-    const int blocks = (t + TILE - 1) / TILE;
-    const int ahead = causal ? s - t : s;  // query i attends to keys up to i + ahead
-    const uint local_at = local_address(memory);
-    PREPARE()
-    const ulong4 dropout = (ulong4)(STATE_KEY, STATE_COUNTER, threshold, 0);
-    uint before = 0;
-    EACH_BLOCK(t) {
-        FIND_BLOCK();
-        const int first = (blocks - 1 - block) * TILE, row = first + warp * 16 + lane / 4;
-        const int tiles = (clamp(first + TILE + ahead, 0, s) + TILE - 1) / TILE;
-        LOAD_BLOCK()
-        float results[RESULTS], sum[2] = {0, 0};
-        float top[2] = {-INFINITY, -INFINITY};  // running maximum of the exponents
-        UNROLL for (int i = 0; i < RESULTS; i++) results[i] = 0;
-        WAIT_FOR_OWN();
-        for (int tile = 0; tile < tiles; tile++) {
-            const uint stage = STAGE, own = opaque(local_at);
-            const uint keys = own + STAGES_AT + stage * STAGE_BYTES;
-            const int column = tile * TILE + lane % 4 * 2;
-            float p[SCORES];
-            WAIT_FOR(0);
-            WGMMA_FENCE();
-            PRODUCTS(p, own, keys);
-            WGMMA_COMMIT();
-            WGMMA_WAIT(0);
-            if (APART) LOAD_NEXT(0);
-            APPLY_MASK(p, row, column, 0)
-            if (tile * TILE + TILE > MIN(first + ahead + 1, s))
-                EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = -INFINITY;
-            UNROLL for (int side = 0; side < 2; side++) {
-                float largest = -INFINITY;
-                EACH_SCORE if (ROW_OF(i) == 8 * side) largest = fmax(largest, p[i]);
-                largest = fmax(largest, shuffle_xor(largest, 1));
-                largest = fmax(largest, shuffle_xor(largest, 2));
-                // If the maximum does not change, this is bitwise the old value, so that rounding does not shrink every
-                // tile.
-                largest = fmax(top[side], largest * UNIT);
-                const float base = largest == -INFINITY ? 0 : largest;  // all masked so far: avoid inf - inf
-                const float shrink = exp2_approx(top[side] - base);
-                float weights = 0;
-                EACH_SCORE if (ROW_OF(i) == 8 * side)
-                    weights += p[i] = exp2_approx(fma(p[i], UNIT, -base));
-                UNROLL for (int i = 0; i < RESULTS; i++) if (ROW_OF(i) == 8 * side) results[i] *= shrink;
-                sum[side] = sum[side] * shrink + weights;
-                top[side] = largest;
-            }
-#if DROPOUT
-            EACH_SCORE {
-                const ulong index = ((ulong)batch * t + row + ROW_OF(i)) * s + column + COLUMN_OF(i);
-                p[i] = survives(index, dropout) ? p[i] : 0;
-            }
-#endif
-            uint weights[TERMS][TILE / 16][4];
-            pack(weights, p);
-            if (APART) WAIT_FOR(1);
-            WGMMA_FENCE();
-            ADD_WEIGHTED(results, weights, keys + TILE_BYTES);
-            WGMMA_COMMIT();
-            WGMMA_WAIT(0);
-            LOAD_NEXT(1);
-        }
-        float factor[2];
-        UNROLL for (int side = 0; side < 2; side++) {
-            float total = sum[side] + shuffle_xor(sum[side], 1);
-            total += shuffle_xor(total, 2);
-            factor[side] = total == 0 ? 0 : kept / total;
-            if (lane % 4 == 0)
-                lse[(long)batch * blocks * TILE + row + 8 * side] =
-                    total == 0 || row + 8 * side >= t ? INFINITY : top[side] + log2(total);
-        }
-        STORE_ROWS(out, out_at, row, t, results, factor)
-        before += tiles;
-    }
-}
-
-#else
-// ---- backward ---------------------------------------------------------------------------------------------------
-
-// With p the weights, z the dropped weights and dz = dout v^T:  dv = z^T dout,  ds = p (drop(dz) - delta),
-// dq = scale ds k,  dk = scale ds^T q,  delta = sum(dout out).
 
 // Computes delta.
 __kernel GROUP void attention_delta(__global const T *dout, const long4 dout_at, __global const T *out,
@@ -391,7 +424,7 @@ __kernel GROUP void attention_backward_kv(
             float p[SCORES], dz[SCORES];
             WAIT_FOR(0);
             PRODUCTS_OF_TILES(p, dz, own, queries);
-            APPLY_MASK(p, column, row, 1)
+            APPLY_MASK(p, SCORES, column, row, 1)
             UNROLL for (int j = 0; j < SCORES / 4; j++) {
                 const float2 row_lse = local_load_2(rows + j * 32);
                 UNROLL for (int i = 0; i < 4; i++)
@@ -505,7 +538,7 @@ __kernel GROUP void attention_backward_q(
             WAIT_FOR(0);
             PRODUCTS_OF_TILES(p, dz, own, keys);
 #endif
-            APPLY_MASK(p, row, column, 0)
+            APPLY_MASK(p, SCORES, row, column, 0)
             EACH_SCORE p[i] = exp2_approx(fma(p[i], UNIT, -row_lse[ROW_OF(i) / 8]));
             if (tile * TILE + TILE > MIN(first + ahead + 1, s))
                 EACH_SCORE if (column + COLUMN_OF(i) > MIN(row + ROW_OF(i) + ahead, s - 1)) p[i] = 0;

@@ -36,6 +36,7 @@ from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_
 
 TILE, ITEMS = 64, 128  # rows of a tile, work-items of a work-group
+FORWARD_ITEMS = ITEMS + 32  # with the warp that loads
 MAX_ROW, MAX_SPLIT_ROW = 128, 64  # longest rows whose sums fit into registers
 MIN_SPLIT_SIZE = 2**28  # multiply-adds of q k^T from which on splitting float32 pays off
 MIN_QUERIES = 16  # with fewer, a tile is mostly empty
@@ -46,12 +47,31 @@ PASSES = {False: ("out",), True: ("dq", "dk", "dv")}  # the results of each pass
 ERROR = 2  # in roundings of the largest result; weights are rounded, too
 SPLIT_ERROR = {2: 2.0**-14, 3: 2.0**-19}  # by the number of terms, relative to the largest result
 
-# Work-groups per multiprocessor, and tiles of the other operand in flight, by terms and row length (up to 64 or 128).
-KERNELS = "FORWARD", "KEYS", "QUERIES"
+LONG = 2048  # keys from which on slots of 16-bit tiles of 64 columns hold two
+
+
+class Occupancy(NamedTuple):
+    """How a multiprocessor is used.
+
+    Attributes:
+        groups: Work-groups per multiprocessor: forward, and backward for keys and for queries.
+        stages: Pairs of tiles in flight, backward for keys and for queries.
+        slots: Parts of the forward kernel's ring, of keys and values by turns.
+        wide: Tiles of a slot.
+    """
+
+    groups: tuple[int, int, int]
+    stages: tuple[int, int]
+    slots: int
+    wide: int = 1
+
+
+# By terms and row length (up to 64 or 128).
 OCCUPANCY = {
-    (1, 64): ((4, 3, 4), (2, 2, 2)), (1, 128): ((2, 2, 2), (2, 2, 2)),
-    (2, 64): ((4, 2, 3), (1, 2, 1)), (3, 64): ((3, 2, 2), (1, 1, 1)),
+    (1, 64): Occupancy((4, 3, 4), (2, 2), slots=5), (1, 128): Occupancy((2, 2, 2), (2, 2), slots=6),
+    (2, 64): Occupancy((3, 2, 3), (2, 1), slots=2), (3, 64): Occupancy((3, 2, 2), (1, 1), slots=2),
 }  # fmt: skip
+OF_MANY_KEYS = OCCUPANCY[1, 64]._replace(groups=(3, 3, 4), slots=4, wide=2)
 
 
 class Plan(NamedTuple):
@@ -77,7 +97,8 @@ class Plan(NamedTuple):
         lse = device.empty(Spec((p.batch, _padded(p.t)), float32))
         results = out.memory, call.at[4], lse.memory
         shared = self._shared(call, terms)
-        program.attention_forward(self._work(p, p.t, 0), (ITEMS,), *shared, *results, p.batch, *call.numbers)
+        work = self._work(p, p.t, 0, FORWARD_ITEMS)
+        program.attention_forward(work, (FORWARD_ITEMS,), *shared, *results, p.batch, *call.numbers)
         return lse
 
     def backward(
@@ -106,9 +127,9 @@ class Plan(NamedTuple):
             yield from operand
         yield from (self.walks, mask.memory, call.at[3], mask.strides[-1])
 
-    def _work(self, p: Problem, rows: int, kernel: int) -> tuple[int]:
+    def _work(self, p: Problem, rows: int, kernel: int, items: int = ITEMS) -> tuple[int]:
         """Return the work-items of a kernel: as many work-groups as the device holds, or as there are blocks."""
-        return (min(_padded(rows) // TILE * p.batch, self.units * _occupancy(p)[0][kernel]) * ITEMS,)
+        return (min(_padded(rows) // TILE * p.batch, self.units * _occupancy(p).groups[kernel]) * items,)
 
 
 def _padded(rows: int) -> int:
@@ -145,14 +166,15 @@ def plan(device: Device, p: Problem) -> Plan | None:
 
 
 def _macros(p: Problem) -> dict[str, Any]:
-    held = zip(("GROUPS", "STAGES"), _occupancy(p), strict=True)
-    counts = {f"{what}_{kernel}": n for what, found in held for kernel, n in zip(KERNELS, found, strict=True)}
+    held = _occupancy(p)
+    counts: dict[str, Any] = dict(zip(("GROUPS_FORWARD", "GROUPS_KEYS", "GROUPS_QUERIES"), held.groups, strict=True))
+    counts |= {"STAGES_KEYS": held.stages[0], "STAGES_QUERIES": held.stages[1], "SLOTS": held.slots, "WIDE": held.wide}
     return {**p.macros, "KIND": KINDS[_stored(p)], "COLUMNS": TILE, "TERMS": p.terms, **counts}
 
 
-def _occupancy(p: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Return the work-groups per multiprocessor and the stages of each kernel."""
-    return OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128]
+def _occupancy(p: Problem) -> Occupancy:
+    found = OCCUPANCY[p.terms, 64 if p.lengths[0] <= 64 else 128]
+    return OF_MANY_KEYS if found is OCCUPANCY[1, 64] and p.s >= LONG and not p.is_backward else found
 
 
 def _stored(p: Problem) -> np.dtype:
@@ -184,13 +206,13 @@ def _map(p: Problem, steps: tuple[int, int, int], found: tuple[tuple[int, int], 
 
 def _maps(device: Device) -> Iterator[Any]:
     """Allocate two places where work-groups complete the tensor maps with addresses."""
-    groups = max(max(held) for held, _ in OCCUPANCY.values()) * device.features.compute_units
+    groups = max(max(held.groups) for held in OCCUPANCY.values()) * device.features.compute_units
     return cycle([device.empty_words(2 * ARRAYS * WORDS * groups) for _ in range(2)])
 
 
 # ---- the check of a program, and the trial -----------------------------------------------------------------------
 
-LENGTHS = 131, 203  # t and s of the check
+LENGTHS = 131, 203  # t and s of the check; s is longer by LONG for the kernel of many keys
 BATCH, SCALE = 3, 0.125
 STATE, RATE = (5, 7), 0.25  # key and counter of the random numbers, and the rate of dropout
 
@@ -214,8 +236,13 @@ def _check(device: Device, p: Problem) -> None:
                 raise BackendError(f"attention's {name} is wrong by {error:.1e}, causal {causal}; at most {most:.1e}")
 
 
-def _small(p: Problem) -> Problem:
+def _lengths(p: Problem) -> tuple[int, int]:
     t, s = LENGTHS
+    return t, s + LONG if _occupancy(p) is OF_MANY_KEYS else s
+
+
+def _small(p: Problem) -> Problem:
+    t, s = _lengths(p)
     pitch = _pitch(p)
     layouts = tuple(struct.pack("3q", 0, rows * pitch, pitch) for rows in (t, s, s, t))[: len(p.layouts)]
     return p._replace(batch=BATCH, inner=BATCH, t=t, s=s, layouts=layouts, group=1)
@@ -227,7 +254,7 @@ def _pitch(p: Problem) -> int:
 
 def _arrays(p: Problem) -> list[np.ndarray | None]:
     """Return q, k, v, mask and dout; rows are padded with nan that no kernel may read."""
-    generator, length, (t, s) = np.random.default_rng(0), p.lengths[0], LENGTHS
+    generator, length, (t, s) = np.random.default_rng(0), p.lengths[0], _lengths(p)
     stored = []
     for rows in (t, s, s, t):
         x = np.full((BATCH, rows, _pitch(p)), np.nan, p.dtype)
@@ -243,14 +270,14 @@ def _arrays(p: Problem) -> list[np.ndarray | None]:
 def _expected(p: Problem, arrays: list[Any], causal: int) -> list[np.ndarray]:
     """Return the results of a pass, in float64."""
     q, k, v, dout = (arrays[i][..., : p.lengths[0]] for i in (0, 1, 2, 4))
-    kept = survivors((BATCH, *LENGTHS), *STATE, RATE) / (1 - RATE) if p.dropout else 1.0
+    kept = survivors((BATCH, *_lengths(p)), *STATE, RATE) / (1 - RATE) if p.dropout else 1.0
     found = attention(q, k, v, dout, arrays[3], bool(causal), SCALE, kept)
     return [getattr(found, name) for name in PASSES[p.is_backward]]
 
 
 def _run(device: Device, p: Problem, arrays: list[Any], causal: int) -> list[np.ndarray]:
     """Return the results of a pass by these kernels."""
-    length, (t, s) = p.lengths[0], LENGTHS
+    length, (t, s) = p.lengths[0], _lengths(p)
     bufs: list[Any] = [None if a is None else device.upload(a) for a in arrays]
     q, k, v, mask, dout = [b if i == 3 else b._replace(shape=(*b.shape[:2], length)) for i, b in enumerate(bufs)]
     out = device.empty(Spec((BATCH, t, length), p.dtype))
@@ -277,13 +304,15 @@ def _trial(device: Device) -> None:
         BackendError: A program does not build or computes a wrong result.
     """
     cases = (
-        (bfloat16, 64, None, False, 1), (float16, 128, bool_, True, 1), (bfloat16, 40, float32, False, 1),
-        (float32, 64, None, False, 2), (float32, 40, bool_, True, 2), (float32, 64, bool_, True, 3),
+        (bfloat16, 64, None, False, 1, 0), (float16, 128, bool_, True, 1, 0), (bfloat16, 40, float32, False, 1, 0),
+        (bfloat16, 64, None, False, 1, LONG), (float32, 64, None, False, 2, 0), (float32, 40, bool_, True, 2, 0),
+        (float32, 64, bool_, True, 3, 0),
     )  # fmt: skip
-    for dtype, length, mask, dropout, terms in cases:
+    for dtype, length, mask, dropout, terms, more in cases:
         for arrays in (3, 4):
             layouts, lengths = (b"",) * arrays, (length, length)
-            p = Problem(dtype, mask, 1, 1, *LENGTHS, lengths, layouts, True, False, True, dropout, False, terms)
+            t, s = LENGTHS
+            p = Problem(dtype, mask, 1, 1, t, s + more, lengths, layouts, True, False, True, dropout, False, terms)
             _check(device, p)
 
 
