@@ -96,19 +96,19 @@ class Verdicts:
                 self._found[name] = find()
             except NotTriedError as error:
                 self._found[name] = str(error)
-                self._warn(name.partition(" ")[0], error)
+                self._warn(
+                    f"kernels of the variant {name.partition(' ')[0]} could not be tried in a process of their own, so "
+                    f"slower ones are used until this process ends: {error}"
+                )
                 return self._found[name]
             self._store.save(ENTRY, json.dumps({**self._read(), name: self._found[name]}).encode())
         return self._found[name]
 
-    def _warn(self, variant: str, error: NotTriedError) -> None:
-        """Warn, once, that faster kernels are not used because no process could try them."""
+    def _warn(self, message: str) -> None:
+        """Warn, once, that faster kernels are not used."""
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                f"{self._device}: kernels of the variant {variant} could not be tried in a process of their own, so "
-                f"slower ones are used until this process ends: {error}", RuntimeWarning, stacklevel=2,
-            )  # fmt: skip
+            warnings.warn(f"{self._device}: {message}", RuntimeWarning, stacklevel=2)
 
     def of_program(self, name: str, macros: dict[str, Any], text: str, check: partial) -> str:
         """Return what is wrong with a program of a variant: see is_sound_program."""
@@ -120,7 +120,13 @@ class Verdicts:
             wrong = job.result() if job else self.probes.wrong(check.func, *check.args[1:])
             return wrong and f"{' '.join(f'{k}={v}' for k, v in macros.items())}: {wrong}"
 
-        return self.get(_key(name, text), find)
+        wrong = self.get(_key(name, text), find)
+        if wrong:
+            self._warn(
+                f"a kernel of the variant {name} is set aside, so a slower one is used; `polyarr doctor` lists all of "
+                f"them: {wrong}"
+            )
+        return wrong
 
     def is_found(self, name: str, text: str) -> bool:
         """Return whether the verdict about a program of a variant is known."""

@@ -105,7 +105,8 @@ def test_the_verdict_about_a_program_is_that_of_its_job(fresh, monkeypatch):
     job = Future()
     job.set_result("the result is wrong")
     device.programs.ahead = partial(device.programs.jobs.update, {"sort_gpu {'A': 1}": job})
-    assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device))
+    with pytest.warns(RuntimeWarning, match="A=1: the result is wrong$"):
+        assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device))
     assert not asked and not device.programs.jobs
     assert device.plans[variants.Verdicts]().set_aside() == {
         variants._key("tested", "sort_gpu {'A': 1}"): "A=1: the result is wrong"

@@ -183,7 +183,7 @@ def test_a_variant_that_is_not_wanted_is_not_tried(device, monkeypatch) -> None:
 
 @on_opencl
 def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None:
-    """It is tested once in a probe process, with all arguments but the device."""
+    """It is tested once in a probe process, with all arguments but the device; each process warns once of it."""
     asked = []
 
     def wrong(_: object, function: object, *arguments: object) -> str:
@@ -193,6 +193,8 @@ def test_a_program_that_is_wrong_is_set_aside_alone(device, monkeypatch) -> None
     monkeypatch.setattr(probes.ProbeProcess, "wrong", wrong)
     tested = variant()
     for _ in range(2):
+        with pytest.warns(RuntimeWarning, match="tested is set aside, so a slower .* A=1: the result is wrong$"):
+            assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device, 1))
         assert not variants.is_sound_program(device, tested, {"A": 1}, partial(max, device, 1))
         assert variants.is_sound_program(device, tested, {"A": 2}, partial(max, device, 2))
         device.plans.renew()
