@@ -26,3 +26,19 @@ def test_quotients_of_every_magnitude(on_numpy, dtype):
     found = (x / y).numpy()
     np.testing.assert_allclose(found[:2], [2.2 - 0.4j, 0], rtol=1e-6)
     assert found[2].real == np.inf
+
+
+@PRECISIONS
+def test_products_with_infinities_are_those_of_the_definition_in_every_shape(on_numpy, dtype):
+    """BLAS multiplies what it adds up to a vector by 1 + 0j: inf + nan j would become nan + nan j."""
+    x = np.zeros((3, 2, 4), dtype)
+    x[:, :, 1], x[0, 1, 2], x[2, 0, 3] = 2, complex(np.inf, 1), complex(0, -np.inf)
+    y = np.array([1, 3, 1, 1], dtype)
+
+    def product(a):
+        return pa.tensordot(a, pa.asarray(y), axes=1)
+
+    each = np.stack([product(pa.asarray(a)).numpy() for a in x])
+    together = pa.vmap(product)(pa.asarray(x)).numpy()
+    np.testing.assert_array_equal(together, each)
+    assert each[0, 1].real == np.inf and each[2, 0].imag == -np.inf and each[1].tolist() == [6, 6]

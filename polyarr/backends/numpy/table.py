@@ -21,6 +21,7 @@ from polyarr.backends.kernels import (
     forward_slices,
     long_sum,
     make_kernels,
+    matrix_product,
     normalized_indices,
     of_matrices,
     reduction,
@@ -102,6 +103,18 @@ def divide(x: Any, y: Any) -> np.ndarray:
     x, y = (np.asarray(a, found.dtype) for a in (x, y))
     by_x, by_y = (_factor(a, limit, scale) for a in (x, y))
     return _times(_times(np.divide(_times(x, by_x), _times(y, by_y)), by_y), 1 / by_x)
+
+
+def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return x @ y; BLAS multiplies some complex results by 1 + 0j, which makes infinities nan in one shape only."""
+    found = matrix_product(NUMPY, x, y)
+    if found.dtype.kind != "c" or np.isfinite(found).all():
+        return found
+    (a, b), (c, d) = ((np.ascontiguousarray(z.real), np.ascontiguousarray(z.imag)) for z in (x, y))
+    whole, finite = np.empty_like(found), np.isfinite(found)
+    whole.real = np.where(finite, found.real, matrix_product(NUMPY, a, c) - matrix_product(NUMPY, b, d))
+    whole.imag = np.where(finite, found.imag, matrix_product(NUMPY, a, d) + matrix_product(NUMPY, b, c))
+    return whole
 
 
 def _scales(dtype: np.dtype) -> tuple[float, float]:
@@ -338,6 +351,7 @@ KERNELS: dict[Op, Callable] = {
     ops.argmin: quiet(arg_extreme(np.min, np.argmin)),
     ops.floor_divide: quiet(elementwise(NUMPY, quotient)),
     ops.remainder: quiet(elementwise(NUMPY, np.remainder)),
+    ops.matrix_product: quiet(elementwise(NUMPY, product)),
     ops.real_part: lambda out, x: np.asarray(x.real),
     ops.imaginary_part: lambda out, x: np.asarray(x.imag),
     ops.complex: complex_of_parts,
