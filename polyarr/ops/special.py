@@ -323,7 +323,7 @@ def kl_div(x, y):
     Array([1.       , 0.38629436], float32, 'numpy')
     """
     x, y = array_like(x, y), array_like(y, x)
-    return _of_positive(x, y, subtract(multiply(x, _log_of_ratio(x, y)), subtract(x, y)), y)
+    return _of_positive(x, y, _divergence(x, y), y)
 
 
 @elementwise("floating", primitive=False)
@@ -364,13 +364,32 @@ def _quotient(x, y):
 
 
 def _log_of_ratio(x, y):
-    """Return log(x / y): with all digits where the two are nearly equal, and where the ratio overflows."""
+    """Return log(x / y): with all digits where the two are nearly equal, and where the ratio is no normal number."""
     x, y = array_like(x, y), array_like(y, x)
-    ratio, gap = divide(x, y), divide(subtract(x, y), y)
-    is_extreme = bitwise_or(equal(ratio, 0), isinf(ratio))
-    far = where(is_extreme, subtract(log(x), log(y)), log(where(is_extreme, 1, ratio)))
-    is_near = less(abs(gap), 0.5)  # the unused logarithms are of 1: the gradient of others may be nan
+    ratio = untracked(divide(x, y))
+    smallest_normal = 2.0**-1022 if x.dtype == float64 else 2.0**-126
+    is_extreme = bitwise_or(less(ratio, smallest_normal), isinf(ratio))
+    a, b = where(is_extreme, 2, x), where(is_extreme, 1, y)  # the gradient of an unused overflow would be nan
+    gap, is_near = _near(a, b)
+    far = where(is_extreme, subtract(log(x), log(y)), log(divide(a, b)))
     return where(is_near, log1p(where(is_near, gap, 0)), far)
+
+
+def _near(x, y):
+    """Return (x - y) / y, and whether it is less than 1/2 in magnitude."""
+    gap = divide(subtract(x, y), y)
+    return gap, less(abs(gap), 0.5)
+
+
+def _divergence(x, y):
+    """Return x log(x / y) - x + y of positive numbers, without cancellation where they are nearly equal."""
+    gap, is_near = _near(x, y)
+    gap = where(is_near, gap, 0)
+    s = divide(gap, add(gap, 2))  # (x - y) / (x + y): log(x / y) is 2 atanh(s)
+    terms = [2 / (2 * k + 3) for k in range(17 if x.dtype == float64 else 7)]
+    rest = multiply(multiply(square(s), s), horner(square(s), terms))
+    near = add(multiply(where(is_near, subtract(x, y), 0), s), multiply(where(is_near, x, 1), rest))
+    return where(is_near, near, add(multiply(x, subtract(_log_of_ratio(x, y), 1)), y))
 
 
 def _of_positive(x, y, found, at_zero):

@@ -180,3 +180,20 @@ def test_derivatives_of_bessel_functions(backend, dtype):
 
 def test_polygamma_of_float16_is_rounded_once(backend):
     assert pa.special.polygamma(3, pa.asarray([0.5], dtype="float16")).tolist() == [97.4375]  # of 97.409
+
+# (x, y, x log(x / y), x log(x / y) - x + y), computed with 60 digits by mpmath; float32 holds every x and y
+ENTROPIES = [
+    (2.0**-95, 99 * 2.0**45, -2.5656464040858782e-27, 3483252836794368.0),  # x / y is denormal in float32
+    (2.0**-80, 3 * 2.0**60, -8.117885810259592e-23, 3.4587645138205409e18),
+    (1.25, 2.0**-120, 104.25100652313456, 103.00100652313456),
+    (3.0, 3 * (1 + 2.0**-20), -2.8610215849775647e-6, 1.3642411852982748e-12),
+    (0.75, 0.5625, 0.2157615543388357, 0.028261554338835696),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_entropies_keep_their_digits(backend, dtype):
+    x, y, rel_entr, kl_div = (np.array(column) for column in zip(*ENTROPIES, strict=True))
+    for fn, expected in ((pa.special.rel_entr, rel_entr), (pa.special.kl_div, kl_div)):
+        found = fn(pa.asarray(x, dtype=dtype), pa.asarray(y, dtype=dtype)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=16 * np.finfo(dtype).eps)
