@@ -30,7 +30,7 @@ from polyarr.ops.elementwise import (
     subtract,
     where,
 )  # fmt: skip
-from polyarr.ops.functions import exp, log, log1p, pow, sin
+from polyarr.ops.functions import cos, exp, log, log1p, pow, sin
 from polyarr.ops.logic import bitwise_and, equal, greater, greater_equal, less, less_equal
 from polyarr.ops.validation import check_array, whole
 
@@ -210,8 +210,8 @@ gamma.vjp(x=lambda g, x, out: multiply(g, multiply(out, digamma(x))))
 digamma.vjp(x=lambda g, x: multiply(g, polygamma(1, x)))
 betaln.vjp(x=lambda g, x, y: multiply(g, _beta_slope(x, y)), y=lambda g, x, y: multiply(g, _beta_slope(y, x)))
 beta.vjp(
-    x=lambda g, x, y, out: multiply(g, multiply(out, _beta_slope(x, y))),
-    y=lambda g, x, y, out: multiply(g, multiply(out, _beta_slope(y, x))),
+    x=lambda g, x, y, out: multiply(g, _slope_of_beta(x, y, out)),
+    y=lambda g, x, y, out: multiply(g, _slope_of_beta(y, x, out)),
 )
 
 # Of the Euler-Maclaurin formula: Bernoulli's number of order 2 k divided by (2 k)!, for k = 1, 2, ...
@@ -279,6 +279,21 @@ def _cotangent_derivative(n: int) -> list[int]:
         slope = [k * term for k, term in enumerate(terms)][1:]
         terms = [-a - b for a, b in zip([*slope, 0, 0], [0, 0, *slope], strict=True)]
     return terms
+
+
+def _slope_of_beta(x, y, out):
+    """Return the derivative of beta by x; near its zeros x + y = 0, -1, ... by that of 1 / gamma(x + y)."""
+    x, y = array_like(x, y), array_like(y, x)
+    both = add(x, y)
+    is_near = bitwise_and(less(both, 0.25), less(abs(subtract(both, round(both))), 0.25))
+    far = multiply(out, subtract(digamma(x), digamma(where(is_near, 1, both))))
+    a, b, z = (where(is_near, v, 0.5) for v in (x, y, both))
+    mirrored = subtract(1, z)  # 1 / gamma(z) is sin(pi z) gamma(1 - z) / pi
+    sine, sign = sine_of_turns(z)
+    cosine = cos(multiply(subtract(z, round(z)), math.pi))
+    slope = add(cosine, multiply(multiply(sine, 1 / math.pi), subtract(digamma(a), digamma(mirrored))))
+    near = multiply(multiply(gamma(a), sign), multiply(multiply(gamma(b), gamma(mirrored)), slope))
+    return where(is_near, near, far)
 
 
 def _beta_slope(x, y):

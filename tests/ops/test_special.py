@@ -197,3 +197,22 @@ def test_entropies_keep_their_digits(backend, dtype):
     for fn, expected in ((pa.special.rel_entr, rel_entr), (pa.special.kl_div, kl_div)):
         found = fn(pa.asarray(x, dtype=dtype), pa.asarray(y, dtype=dtype)).numpy()
         np.testing.assert_allclose(found, expected, rtol=16 * np.finfo(dtype).eps)
+
+
+# (x, y, the first three derivatives of beta by x), computed with 50 digits by mpmath; x + y is a zero or near one
+SLOPES_OF_BETA = [
+    (-0.75, 0.75, -5.9238439175444883, 27.449961676057236, -403.38212840180644),
+    (-1.5, -0.5, -16.755160819145564, 7.3597946818038629, -328.36172225149788),
+    (-3.25, 1.25, 0.97211797621242885, 6.8893836438382015, 84.969381114151957),
+    (-1.75, -0.375, -31.524294155264661, 204.64859777468094, -2539.9044610545494),
+]
+
+
+def test_derivatives_of_beta_where_it_is_0(backend):
+    x, y, *expected = (np.array(column) for column in zip(*SLOPES_OF_BETA, strict=True))
+    x, y = pa.asarray(x, dtype="float64"), pa.asarray(y, dtype="float64")
+    by_x, by_y = pa.special.beta, lambda y, x: pa.special.beta(x, y)
+    for value in expected:
+        by_x, by_y = (pa.grad(lambda a, b, fn=fn: pa.sum(fn(a, b))) for fn in (by_x, by_y))
+        for found in (by_x(x, y), by_y(x, y)):
+            np.testing.assert_allclose(found.numpy(), value, rtol=1e-13)
