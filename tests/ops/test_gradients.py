@@ -1,5 +1,7 @@
 """Gradients and second derivatives of every op against central differences in float64; points without a derivative."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -155,3 +157,10 @@ def test_gelu_of_huge_numbers(backend) -> None:
         slope = pa.grad(lambda a, form=approximate: pa.sum(ops.gelu(a, approximate=form)))
         for where in (backend, backend.without_fused()):
             np.testing.assert_allclose(slope(pa.asarray(x, device=where)).numpy(), [1, 0, 1, 0, 1], atol=1e-15)
+
+
+def test_gelu_of_negative_numbers_has_the_error_of_one_rounding(backend) -> None:
+    """1 + erf(x / sqrt(2)) cancels: its error is that of erf, half a unit in the last place of 1."""
+    x = np.linspace(-3, -1, 10_001, dtype=np.float32)
+    exact = [v * math.erfc(-v / math.sqrt(2)) / 2 for v in x.tolist()]
+    np.testing.assert_allclose(ops.gelu(pa.asarray(x)).numpy(), exact, rtol=0, atol=9e-8)

@@ -521,7 +521,8 @@ static inline float gelu_fast(float x) {
     float q = ((1.546773600e-04f * r + 1.338706552e-03f) * r + 9.618039295e-03f) * r + 5.550369206e-02f;
     q = q * r + 2.402265070e-01f;
     const float scale = two_to_the(as_int(shifted) - as_int(ROUND_BY_ADDING)), excess = r * (r * q + 0.693147181f);
-    return 0.5f * x - (0.5f * a) * (excess * scale + (scale - 1.0f));  // x + a may be infinite
+    const float half_x = 0.5f * x, half_a = 0.5f * a;  // x + a may be infinite; in one expression their fma would round
+    return half_x - half_a * (excess * scale + (scale - 1.0f));
 }
 CHOICE float gelu_of(float x) { return gelu_fast(x); }
 #if HAS_FP64
