@@ -231,7 +231,7 @@ def _i1_slope(x):
     """Return the derivative of i1, i0(x) - i1(x) / x."""
     size, series = _bessel_series(x, 0)
     center = subtract(series, multiply(_bessel_series(x, 1)[1], 0.5))
-    ratio = divide(_bessel_tail(size, coefficients.I1_TAIL), maximum(size, 8))
+    ratio = divide(_bessel_tail(size, coefficients.I1_TAIL), _at_least_8(size))
     tail = subtract(_bessel_tail(size, coefficients.I0_TAIL), ratio)
     return where(less(size, 8), center, _grown(tail, size))
 
@@ -246,8 +246,13 @@ def _bessel_series(x, order: int):
 
 def _bessel_tail(size, fit: coefficients.Fit):
     """Return the Bessel function of `fit` times exp(-size), for size from 8 on."""
-    y = maximum(size, 8)
+    y = _at_least_8(size)
     return divide(polynomial(divide(1, y), fit), sqrt(y))
+
+
+def _at_least_8(size):
+    """Return maximum(size, 8), with the whole gradient of a size of 8."""
+    return where(less(size, 8), 8, size)
 
 
 def _grown(y, size):
