@@ -346,7 +346,7 @@ def sinc(x):
     return where(is_small, series, divide(multiply(sine, sign), multiply(where(is_small, 1, x), math.pi)))
 
 
-logit.vjp(x=lambda g, x: divide(g, multiply(x, subtract(1, x))))
+logit.vjp(x=lambda g, x: add(divide(g, x), divide(g, subtract(1, x))))  # of their product, derivatives overflow
 xlogy.vjp(x=lambda g, y: multiply(g, log(array_like(y, g))), y=lambda g, x, y: multiply(g, _quotient(x, y)))
 xlog1py.vjp(
     x=lambda g, y: multiply(g, log1p(array_like(y, g))),

@@ -233,3 +233,9 @@ def test_derivatives_of_bessel_functions_at_8(backend, name, slopes):
     for slope in slopes:
         fn = pa.grad(lambda x, fn=fn: pa.sum(fn(x)))
         np.testing.assert_allclose(fn(x).numpy(), slope, rtol=1e-8)
+
+
+def test_second_derivatives_of_logit_overflow_to_infinities(backend):
+    slope = pa.grad(lambda x: pa.sum(pa.special.logit(x)))
+    second = pa.grad(lambda x: pa.sum(slope(x)))
+    assert second(pa.asarray([1e-160, 0.25], dtype="float64")).tolist() == [-math.inf, -16 + 16 / 9]
