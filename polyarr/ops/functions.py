@@ -517,7 +517,7 @@ def _slope(x, y):
 
 
 def _less_one(y):
-    return y - 1 if y else y + 1
+    return y - 1 if y else y  # of 0, the slope is 0 times 1
 
 
 def _log_or_0(x):

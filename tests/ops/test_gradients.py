@@ -74,6 +74,7 @@ def slopes(fn, *values: float) -> list[float]:
         (ops.pow, (-2.0, 3.0), [12, 0]),
         (ops.pow, (0.0, 1.0), [1, 0]),
         (lambda x: x**0, (0.0,), [0]),
+        (lambda x: x**0, (INF,), [0]),
         (lambda x: x**2, (-3.0,), [-6]),
         (lambda x: 2.0**x, (0.0,), [np.log(2.0)]),
         (lambda x: 0.0**x, (2.0,), [0]),
