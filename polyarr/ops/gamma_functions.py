@@ -66,7 +66,7 @@ def gamma(x):
     Array([ 1.7724539,  6.       , -3.5449078], float32, 'numpy')
     """
     is_negative = less(x, 0)
-    size = where(is_negative, negative(x), x)
+    size = where(is_negative, maximum(negative(x), 2.0**-100), x)  # times gamma(size) it is 1, and neither overflows
     rest, divisor = _gamma_below_3(size)
     y = clip(size, 3, 200)  # from 172 on the result is infinite
     root = multiply(pow(y, subtract(multiply(y, 0.5), 0.25)), exp(multiply(y, -0.5)))  # its square may overflow

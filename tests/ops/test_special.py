@@ -235,6 +235,13 @@ def test_derivatives_of_bessel_functions_at_8(backend, name, slopes):
         np.testing.assert_allclose(fn(x).numpy(), slope, rtol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gamma_beside_0(backend, dtype):
+    least = float(np.finfo(dtype).smallest_normal)
+    found = pa.special.gamma(pa.asarray([-least / 16, least / 16, -least, -(2.0**-110)], dtype=dtype)).numpy()
+    np.testing.assert_allclose(found, [-math.inf, math.inf, -1 / least, -(2.0**110)], rtol=8 * np.finfo(dtype).eps)
+
+
 def test_second_derivatives_of_logit_overflow_to_infinities(backend):
     slope = pa.grad(lambda x: pa.sum(pa.special.logit(x)))
     second = pa.grad(lambda x: pa.sum(slope(x)))
