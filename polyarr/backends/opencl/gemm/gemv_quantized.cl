@@ -18,7 +18,6 @@ typedef PASTE(ACC, WIDE) Lanes;
 typedef PASTE(char, WIDE) Piece;
 typedef Lanes UnalignedLanes __attribute__((aligned(4)));
 typedef char16 UnalignedHalf __attribute__((aligned(1)));
-typedef union { char16 half_of[2]; Piece piece[PIECES]; char each[BLOCK]; } Codes;
 
 // Rows are short, so that the processor's own prefetching begins late: the next rows are requested while these are read.
 #if HAS_BUILTINS
@@ -40,8 +39,25 @@ typedef union { char16 half_of[2]; Piece piece[PIECES]; char each[BLOCK]; } Code
 #define EACH_SUM EACH_ROW_OF_TILE EACH_COLUMN_OF_TILE
 #define EACH_PIECE _Pragma("unroll") for (int p = 0; p < PIECES; p++)
 
-// The codes of a block that begins at column d of a row.
-static inline Codes read_block(__global const CODE_T *row, long d) {
+// read_codes loads the codes of a block, which begins at column d of a row; weights_of are their p-th piece as floats, times
+// the block's scale. 16 floats are a table of the weights that codes of 4 bits stand for, and AVX-512 looks up 16 of them
+// with one instruction, which ignores all but the lowest 4 bits of an index.
+#if HAS_BUILTINS && BITS == 4 && WIDE == 16 && defined(__AVX512F__)
+typedef float Table __attribute__((__vector_size__(64)));
+typedef int Indices __attribute__((__vector_size__(64)));
+typedef int16 Codes;
+static inline Codes read_codes(__global const CODE_T *row, long d) {
+    const uchar16 pairs = as_uchar16(*(__global const UnalignedHalf *)(row + d / 2));
+    return __builtin_convertvector(pairs, int16);
+}
+static inline Lanes weights_of(Codes pairs, int p, ACC scale) {
+    const Lanes codes = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7}, weights = codes * scale;
+    const Indices at = __builtin_astype(p ? pairs >> 4 : pairs, Indices);
+    return __builtin_astype(__builtin_ia32_permvarsf512(__builtin_astype(weights, Table), at), Lanes);
+}
+#else
+typedef union { char16 half_of[2]; Piece piece[PIECES]; } Codes;
+static inline Codes read_codes(__global const CODE_T *row, long d) {
     Codes found;
 #if BITS == 8
     found.half_of[0] = *(__global const UnalignedHalf *)(row + d);
@@ -53,6 +69,14 @@ static inline Codes read_block(__global const CODE_T *row, long d) {
 #endif
     return found;
 }
+static inline Lanes weights_of(Codes codes, int p, ACC scale) { return WIDEN_PIECE(codes.piece[p]) * scale; }
+#endif
+
+// Widen the scales of a chunk of blocks, in vectors: for one float16 at a time clang makes scalar code with branches.
+static inline void read_scales(ACC *widened, __global const SCALE_T *scale, int count) {
+    WIDELY
+    for (int i = 0; i < count; i++) widened[i] = SCALE_LOAD(scale, i);
+}
 
 // Kahan's compensated addition; a sum that is not finite has lost nothing.
 static inline void add_part(Lanes *total, Lanes *lost, Lanes part) {
@@ -62,11 +86,18 @@ static inline void add_part(Lanes *total, Lanes *lost, Lanes part) {
 }
 
 static inline ACC sum_of(Lanes lanes) {
-    union { Lanes all; ACC each[WIDE]; } found;
-    found.all = lanes;
-    for (int step = WIDE / 2; step > 0; step /= 2)
-        for (int w = 0; w < step; w++) found.each[w] += found.each[w + step];
-    return found.each[0];
+#if WIDE == 16
+    const PASTE(ACC, 8) eight = lanes.lo + lanes.hi;
+#else
+    const Lanes eight = lanes;
+#endif
+#if WIDE >= 8
+    const PASTE(ACC, 4) four = eight.lo + eight.hi;
+#else
+    const Lanes four = eight;
+#endif
+    const PASTE(ACC, 2) two = four.lo + four.hi;
+    return two.x + two.y;
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void gemv_quantized(
@@ -91,22 +122,21 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void gemv_quantized(
             for (long begin = 0; begin < blocks; begin += CHUNK) {
                 Lanes part[M][COLUMNS];
                 EACH_SUM part[g][h] = (Lanes)(0);
-                for (long b = begin; b < MIN(begin + CHUNK, blocks); b++) {
-                    Codes block[COLUMNS];
-                    ACC factor[COLUMNS];
+                const int count = MIN(CHUNK, blocks - begin);
+                ACC factors[COLUMNS][CHUNK];
+                if (IN_BLOCKS) EACH_COLUMN_OF_TILE read_scales(factors[h], scales[h] + begin, count);
+                for (int i = 0; i < count; i++) {
+                    const long d = (begin + i) * BLOCK;
+                    Codes codes[COLUMNS];
                     EACH_COLUMN_OF_TILE {
-                        block[h] = read_block(row[h], b * BLOCK);
-                        PREFETCH(row[h] + (COLUMNS * k + b * BLOCK) * BITS / 8);
-                        factor[h] = IN_BLOCKS ? SCALE_LOAD(scales[h], b) : 1;
+                        codes[h] = read_codes(row[h], d);
+                        PREFETCH(row[h] + (COLUMNS * k + d) * BITS / 8);
                     }
                     EACH_PIECE {
                         Lanes right[COLUMNS];
-                        EACH_COLUMN_OF_TILE {
-                            right[h] = WIDEN_PIECE(block[h].piece[p]);
-                            if (IN_BLOCKS) right[h] *= factor[h];
-                        }
+                        EACH_COLUMN_OF_TILE right[h] = weights_of(codes[h], p, IN_BLOCKS ? factors[h][i] : 1);
                         EACH_ROW_OF_TILE {
-                            const Lanes left = *(__global const UnalignedLanes *)(x_rows[g] + b * BLOCK + p * WIDE);
+                            const Lanes left = *(__global const UnalignedLanes *)(x_rows[g] + d + p * WIDE);
                             EACH_COLUMN_OF_TILE part[g][h] += left * right[h];
                         }
                     }
