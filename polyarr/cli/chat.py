@@ -15,7 +15,7 @@ from polyarr.cli.writing import check_stops, open_writer, writing_options
 from polyarr.models.conversation import Conversation
 from polyarr.training.interruption import interruption
 
-_EXIT, _RESET = "/exit", "/reset"
+_EXIT, _RESET, _HELP = "/exit", "/reset", "/help"
 
 
 @click.command()
@@ -38,8 +38,8 @@ def command(
 ) -> None:
     """Talk with the model of a run or of a Hugging Face folder, which must have a chat template.
 
-    Each line is a message. Ctrl-C stops an answer; Ctrl-D or /exit leaves, /reset begins anew. The oldest turns are
-    dropped when the conversation no longer fits into the model's context.
+    Each line is a message. Ctrl-C stops an answer; Ctrl-D or /exit leaves, /reset begins anew, /help lists these. The
+    oldest turns are dropped when the conversation no longer fits into the model's context.
     """
     check_stops(options["stop"])
     with open_writer(folder, checkpoint, backend, weights, dtype, draft, is_chat=True) as writer:
@@ -47,6 +47,8 @@ def command(
         for line in _lines():
             if line == _RESET:
                 chat.reset()
+            elif line == _HELP:
+                print_error(f"{_RESET} begins anew; Ctrl-D or {_EXIT} leaves; Ctrl-C stops an answer")
             elif line:
                 _answer(chat, line, tokens, options)
 

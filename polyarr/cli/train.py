@@ -422,8 +422,9 @@ def _conclude(run: Run, out: Path) -> None:
         return
     if run.is_stale and run.step < run.recipe.steps:
         click.echo(f"ended early: {run.recipe.patience} evaluations in a row were no better than the best before them")
+    use = "chat" if isinstance(run.tokens, Records) and run.tokenizer.chat else "generate"
     click.echo(
         f"{run.step:,} steps in {run.seconds:.1f} s, {speed(run):,.0f} tokens/s; best val loss {run.best:.4f}, "
         f"perplexity {perplexity(run.best):.2f}\n"
-        f"saved in {out}: best and last checkpoint, loss.png, metrics.jsonl; now try: polyarr generate {in_shell(out)}"
+        f"saved in {out}: best and last checkpoint, loss.png, metrics.jsonl; now try: polyarr {use} {in_shell(out)}"
     )

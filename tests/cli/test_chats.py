@@ -55,6 +55,7 @@ def test_the_commands_of_the_page_run_in_their_order(folder):
     trained, _, packed, prepared, again = follow(PAGE, folder)
     assert f"records: 20 of {folder}/chats.jsonl, the last 2 for validation\n" in trained
     assert "cut: " not in trained and "left out: " not in trained and "packed: " not in trained
+    assert trained.endswith("now try: polyarr chat runs/chat\n")
     records = f"records: 20 of {folder}/chats.jsonl, the last 2 for validation\n"
     assert f"{records}packed: into 3 windows to train on and 1 to validate with\n" in packed
     assert "of 20 records are " in prepared and f"records: 20 of {folder}/pairs, the last 2 for" in again
@@ -101,7 +102,7 @@ GREEDY = ("--backend", "numpy", "--tokens", 12, "--temperature", 0)
 
 
 def test_a_chat_has_a_history(folder, capsys, monkeypatch):
-    said(monkeypatch, b"a\n\nb\n/reset\na\n/exit\nc\n")
+    said(monkeypatch, b"a\n\nb\n/help\n/reset\na\n/exit\nc\n")
     code, out, err = run(capsys, "chat", "smol", *GREEDY, "--system", "s")
     with pa.use_backend("numpy"):
         tokenizer = load_tokenizer("smol")
@@ -111,7 +112,7 @@ def test_a_chat_has_a_history(folder, capsys, monkeypatch):
         for found, before in ((first, start), (second, None)):
             text = before or f"{start}{first[0]}</s><user>b</s><assistant>"
             found += [one.text for one in writer.complete([tokenizer.encode(text).tolist()], 12, temperature=0)]
-    assert code == 0 and not err and out == f"{first[0]}\n{second[0]}\n{first[0]}\n"
+    assert code == 0 and err.startswith("/reset begins anew; ") and out == f"{first[0]}\n{second[0]}\n{first[0]}\n"
 
 
 def test_the_oldest_turns_are_dropped_but_not_the_system_prompt(folder):
