@@ -23,6 +23,7 @@ from polyarr.nn import KeyValueCache
 # Steps for which a part of the caches must give the bits of the whole: as many as give _PROOFS logits, within limits.
 _PROOFS, _LEAST_STEPS, _MOST_STEPS = 2**16, 4, 32
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
+_MAX_PASSES = 16  # shapes of passes of prompts, after each of which a kind has a program for the first tokens
 # Rows of the inputs of a step: the position of the last token; the random number, in units of UNIT; the number of the
 # text's kind of sampling.
 _INPUTS = ("position", "unit", "kind")
@@ -463,7 +464,7 @@ def _samplers() -> tuple[Compiled, Compiled]:
     """Return compiled functions that sample the next tokens of all rows, and the first one of a text."""
     choose = compile(_choose, constants="limits", donate="history")
     first = compile(_first, constants=("limits", "names", "span"), donate="caches")
-    choose.many = first.many = _MAX_KINDS
+    choose.many, first.many = _MAX_KINDS, _MAX_KINDS * _MAX_PASSES
     return choose, first
 
 

@@ -1,11 +1,14 @@
 """Batches: texts that come and go between tokens, each of which is written as if it were alone."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr.core.current import get_backend
 from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate
-from polyarr.models.prompts import CHUNK
+from polyarr.models.prompts import CHUNK, SHORT
 
 SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
 EXPERTS = {"n_experts": 5, "experts_per_token": 2, "expert_dim": 40, "shared_dim": 10}
@@ -141,6 +144,21 @@ def test_short_prompts_are_computed_together(backend, monkeypatch):
             assert [a.tobytes() for a in one.logprobs] == [a.tobytes() for a in other.logprobs]
         batch.remove(row)
         batch.step()
+
+
+def test_many_kinds_of_sampling_and_lengths_of_prompts_are_no_reason_to_warn(monkeypatch):
+    """They are the callers' choice, who can do nothing about captures; 7 kinds and 5 lengths are more than 32."""
+    with pa.use_backend("numpy"), warnings.catch_warnings():
+        warnings.simplefilter("error", pa.CaptureWarning)
+        compute_at_once(monkeypatch, get_backend(), CHUNK)
+        sizes = {**SIZES, "context_length": CHUNK, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8}
+        batch = Batch(LlamaModel(sizes), 2)
+        for top_k in range(1, 8):
+            for length in (*SHORT, 2 * SHORT[-1]):
+                row = batch.add(np.arange(length - 1) % 23, Sampling(top_k=top_k))
+                assert batch.step() or batch.step()  # the first may be of the row before
+                batch.remove(row)
+        assert len(batch._first._signatures) == 35
 
 
 def test_short_prompts_are_computed_alone_where_bits_depend_on_the_row(backend, monkeypatch):
