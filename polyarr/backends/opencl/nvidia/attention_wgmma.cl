@@ -159,7 +159,7 @@ INLINE int block_of(const int round) {
 // ---- forward ----------------------------------------------------------------------------------------------------
 
 // One work-item of the fifth warp loads tiles of keys and values by turns into a ring of SLOTS, each of WIDE tiles. The
-// other warps tell it when they have read a slot, or the own tile.
+// other warps signal that they have read a slot, or the own tile.
 #define KEYS (WIDE * TILE)  // of a slot
 #define SLOT_BYTES (WIDE * TILE_BYTES)
 #define RING_AT TILE_BYTES  // in local memory: own tile, ring, barriers
