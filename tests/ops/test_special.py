@@ -181,6 +181,7 @@ def test_derivatives_of_bessel_functions(backend, dtype):
 def test_polygamma_of_float16_is_rounded_once(backend):
     assert pa.special.polygamma(3, pa.asarray([0.5], dtype="float16")).tolist() == [97.4375]  # of 97.409
 
+
 # (x, y, x log(x / y), x log(x / y) - x + y), computed with 60 digits by mpmath; float32 holds every x and y
 ENTROPIES = [
     (2.0**-95, 99 * 2.0**45, -2.5656464040858782e-27, 3483252836794368.0),  # x / y is denormal in float32

@@ -60,8 +60,7 @@ def sources(variant, monkeypatch) -> dict[tuple[str, str], None]:
     for name in variant.trial.__code__.co_names:
         if "check" in name:
             monkeypatch.setitem(scope, name, unless_wrong(scope[name]))
-    with suppress(BackendError):
-        variant.trial(device)
+    variant.trial(device)
     return device.sources
 
 
@@ -80,7 +79,7 @@ def problem_of(text: str) -> str:
 @pytest.mark.parametrize("variant", [module.VARIANT for module in MODULES], ids=lambda variant: variant.name)
 def test_all_programs_of_a_trial_compile(variant, monkeypatch):
     found = sources(variant, monkeypatch)
-    assert variant.stem in {stem for stem, _ in found}
+    assert sum(stem == variant.stem for stem, _ in found) > 1
     problems = [(stem, problem_of(without_assembler(text))) for stem, text in found]
     assert [each for each in problems if each[1]] == []
 
