@@ -68,7 +68,7 @@ class Occupancy(NamedTuple):
 
 # By terms and row length (up to 64 or 128).
 OCCUPANCY = {
-    (1, 64): Occupancy((4, 3, 4), (2, 2), slots=5), (1, 128): Occupancy((2, 2, 2), (2, 2), slots=6),
+    (1, 64): Occupancy((4, 3, 4), (2, 2), slots=5), (1, 128): Occupancy((2, 2, 2), (2, 2), slots=3, wide=2),
     (2, 64): Occupancy((3, 2, 3), (2, 1), slots=2), (3, 64): Occupancy((3, 2, 2), (1, 1), slots=2),
 }  # fmt: skip
 OF_MANY_KEYS = OCCUPANCY[1, 64]._replace(groups=(3, 3, 4), slots=4, wide=2)
