@@ -8,10 +8,11 @@
 // otherwise by the last work-group of a batch entry to end. Parts in which every key is masked are left out. So the bits
 // of a result depend neither on the batch nor on masked keys, as long as keys_per_part is the same.
 //
-// A warp takes CHUNK keys at a time, straight from global memory to registers, with an online softmax. q k^T has the
-// queries as rows and 8 keys as columns of an instruction; a lane takes 8 neighboring numbers of a key where the
-// instruction expects pairs from 4 places: their order is free, as long as it is the same for q. Its result has the layout
-// of the first operand of weights @ v, for which two rows of v become pairs by byte permutations.
+// A warp takes CHUNK keys at a time, straight from global memory to registers, with an online softmax. It prefetches its
+// first chunk to the L2 cache while the kernel before still runs, and with PREFETCHES each next one while it computes.
+// q k^T has the queries as rows and 8 keys as columns of an instruction; a lane takes 8 neighboring numbers of a key where
+// the instruction expects pairs from 4 places: their order is free, as long as it is the same for q. Its result has the
+// layout of the first operand of weights @ v, for which two rows of v become pairs by byte permutations.
 //
 // Arrays   q (.., t, D), not `restrict`, for then its loads might move to before AWAIT_BEFORE; k, v (.., s, D), whose rows
 //          begin at multiples of 16 bytes; out (.., t, D); mask (.., t, s); with layouts <name>_at, and `group`, as in
@@ -46,6 +47,8 @@
 #define TILES (CHUNK / 8)            // of keys
 #define K_LOADS (D / 32)             // of 16 bytes, for a lane's share of a row of k
 #define V_LOADS (D / 64)             // likewise of v
+#define LINES (D / 64)               // of the cache, in a row; a chunk of rows has one for each lane
+#define PREFETCHES (WHOLE && D > 64) // rows of 64 would take up to a tenth longer
 #define PITCH 33                     // of what the lanes of a warp hold, in local memory, so that they meet in no bank
 #define AT_ONCE 4                    // loads of the mask
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
@@ -103,6 +106,13 @@ INLINE void load_if(uint *v, __global const T *from, int is_used) {
                  : "=&r"(v[0]), "=&r"(v[1]), "=&r"(v[2]), "=&r"(v[3]) : "l"(from), "r"(is_used) : "memory");
 }
 
+// Prefetch the rows of a chunk that are before an end to the L2 cache.
+INLINE void prefetch(__global const T *rows, long step, int first, int end, int lane) {
+    const int key = first + lane / LINES;
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %1, %2;\n@p prefetch.global.L2 [%0];\n}"
+                 ::"l"(rows + key * step + lane % LINES * 64), "r"(key), "r"(end));
+}
+
 // Results of keys: a column of the weighted sum of v, the largest score, and the sum of the weights.
 typedef struct { float sum, top, total; } Result;
 
@@ -134,10 +144,13 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     out += start_of(out_at, batch, inner);
     new_k += start_of(new_k_at, batch, heads);
     new_v += start_of(new_v_at, batch, heads);
+    const int earliest = (WHOLE ? team : get_group_id(0)) * keys_per_part + warp % WARPS * CHUNK;  // of the warp's keys
 
 #if MASK
     const int rows = mask_at.w == 0 ? 1 : t;  // of the mask, that differ
-    uint found_parts = 0;
+    uint is_seen = 0, found_parts = 0;
+    for (int row = 0; row < rows; row++)
+        is_seen |= IS_SEEN(MASK_LOAD(mask + row * mask_at.w, MIN(earliest + lane % CHUNK, s - 1) * mask_step));
     for (int part = warp; part < parts; part += TEAMS * WARPS) {
         int any = 0;
         const int begin = part * keys_per_part, last = MIN(s, begin + keys_per_part) - 1;
@@ -149,7 +162,12 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
     }
     found_parts = any_of_warp(found_parts);
     if (lane == 0) seen_parts[warp] = found_parts;
+    const int prefetch_end = any_of_warp(is_seen) ? s : 0;
+#else
+    const int prefetch_end = s;
 #endif
+    prefetch(k, k_at.w, earliest, prefetch_end, lane);
+    prefetch(v, v_at.w, earliest, prefetch_end, lane);
     AWAIT_BEFORE();
     ALLOW_NEXT();
     uint query[K_LOADS][4];  // pairs of a lane's query; those past t are zeros
@@ -181,6 +199,11 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
         const int round = get_group_id(0);
         if (!(parts_left >> round & 1)) return;
 #endif
+#if PREFETCHES
+        int after = round + TEAMS;  // the next round
+        while (after < parts && !(parts_left >> after & ((1u << TEAMS) - 1))) after += TEAMS;
+        const int is_known = !MASK || round, is_next = is_known && after < parts && parts_left >> (after + team) & 1;
+#endif
         const int begin = (round + team) * keys_per_part, end = MIN(s, begin + keys_per_part);
         float sum[D / 8][4], top = -INFINITY, total = 0;
         UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) sum[j][e] = 0;
@@ -210,6 +233,12 @@ __kernel __attribute__((reqd_work_group_size(32, TEAMS * WARPS, 1))) void attent
                 UNROLL for (int i = 0; i < V_LOADS; i++)
                     load_if(values[n][e][i], from + i * 64, (any >> (n * 8 + quarter * 2 + e) & 1) | is_new);
             }
+#if PREFETCHES
+            int next = first + WARPS * CHUNK;
+            if (next >= begin + keys_per_part) next = is_next ? next + (after - round - 1) * keys_per_part : s;
+            prefetch(k, k_at.w, next, s, lane);
+            prefetch(v, v_at.w, next, s, lane);
+#endif
             float score[TILES][2], largest = top;
             UNROLL for (int n = 0; n < TILES; n++) {
                 float product[4] = {0, 0, 0, 0};

@@ -17,12 +17,11 @@ from polyarr.core.errors import BackendError
 from polyarr.core.spec import Spec, bfloat16, float16, float32
 from polyarr.core.spec import bool as bool_
 
-LENGTHS = 64, 128  # of rows
 WARPS = 4
 MAX_BATCH = 2**15  # work-groups along an axis, and counters
 MAX_SIZE = 2**30  # keys; an int holds more than their number
 KEYS, MAX_PARTS = 128, 32  # keys of a part, unless these would be more parts
-TEAMS, MOST_TEAMS = 2, 4  # of a work-group that computes all parts; as many as registers and local memory hold
+TEAMS = {64: (4, 2), 128: (2, 1)}  # of a work-group that computes all parts, by length; with more groups than units
 ROUNDS = 2  # of a work-group that computes all parts, unless there are enough work-groups
 PIECE = 8  # numbers of a 16-byte load
 MASK, PLACE = 6, 14  # the arguments that the kernel reads early
@@ -47,7 +46,7 @@ def accepts(p: Problem) -> bool:
     """Return whether rows of k and v are read by loads of 16 bytes."""
     steps = [step for at in p.layouts[1:3] for step in struct.unpack("3q", at)]
     return (
-        p.dtype in KINDS and p.lengths[0] == p.lengths[1] and p.lengths[0] in LENGTHS
+        p.dtype in KINDS and p.lengths[0] == p.lengths[1] and p.lengths[0] in TEAMS
         and p.is_aligned and p.batch <= MAX_BATCH and p.s <= MAX_SIZE and not any(step % PIECE for step in steps)
     )  # fmt: skip
 
@@ -60,7 +59,7 @@ def _is_readable(row: Buffer, dtype: np.dtype) -> bool:
 
 def _teams(p: Problem, units: int) -> int:
     """Return how many teams compute all parts of a batch entry; 0 if work-groups share the parts."""
-    teams = MOST_TEAMS if p.lengths[0] == min(LENGTHS) and p.batch <= units else TEAMS
+    teams = TEAMS[p.lengths[0]][p.batch > units]
     return teams if 2 * p.batch >= units or parts_of(p.s)[1] <= ROUNDS * teams else 0
 
 
@@ -151,7 +150,7 @@ def _trial(device: Device) -> None:
         BackendError: A program does not build or computes a wrong result.
     """
     for dtype, mask, length in ((bfloat16, bool_, 64), (float16, None, 128), (bfloat16, float32, 128)):
-        for teams in (0, TEAMS, MOST_TEAMS if length == min(LENGTHS) else TEAMS):
+        for teams in (0, *TEAMS[length]):
             _check(device, dtype, mask, length, teams)
 
 
