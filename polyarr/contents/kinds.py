@@ -32,17 +32,6 @@ class Found(NamedTuple):
     vocabulary: Mapping[str, Any]
 
 
-def _found(
-    kind: str,
-    files: list[Path],
-    stored: list[Stored],
-    settings: Mapping[str, Any] | None = None,
-    progress: Mapping[str, Any] | None = None,
-    vocabulary: Mapping[str, Any] | None = None,
-) -> Found:
-    return Found(kind, files, stored, settings or {}, progress or {}, vocabulary or {})
-
-
 def reader_of(path: Path) -> Callable[[Path], Found]:
     """Return the reader for a path.
 
@@ -71,9 +60,9 @@ def _reader_of_file(path: Path) -> Callable[[Path], Found]:
     with open_regular(path) as file:
         head = file.read(10)
     if head.startswith(b"\x93NUMPY"):
-        return lambda path: _found("npy file", [path], of_npy(path))
+        return lambda path: Found("npy file", [path], of_npy(path), {}, {}, {})
     if head.startswith((b"PK\3\4", b"PK\5\6")):
-        return lambda path: _found("npz file", [path], of_npz(path))
+        return lambda path: Found("npz file", [path], of_npz(path), {}, {}, {})
     # safetensors begins with the length of its header in 8 bytes, of which the first may equal a brace.
     if head[5:9] == b"\0\0\0{" or path.suffix == ".safetensors":
         return _safetensors
@@ -86,7 +75,7 @@ def _safetensors(path: Path) -> Found:
     stored, metadata = of_safetensors(path)
     if {"info", "checksum"} <= metadata.keys():
         return _checkpoint("polyarr checkpoint", path, stored)
-    return _found("safetensors file", [path], stored, metadata)
+    return Found("safetensors file", [path], stored, metadata, {}, {})
 
 
 def _checkpoint(kind: str, path: Path, stored: list[Stored]) -> Found:
@@ -97,11 +86,11 @@ def _checkpoint(kind: str, path: Path, stored: list[Stored]) -> Found:
         last, best = info["history"][-1], min(row["val"] for row in info["history"])
         progress |= {"train_loss": last["train"], "val_loss": last["val"], "best_val_loss": best}
     words = _vocabulary(tokenizer_from_dict(info["tokenizer"]))
-    return _found(kind, [path], stored, {name: info[name] for name in shown}, progress, words)
+    return Found(kind, [path], stored, {name: info[name] for name in shown}, progress, words)
 
 
 def _tokenizer(path: Path) -> Found:
-    return _found("tokenizer", [path], [], vocabulary=_vocabulary(load_tokenizer(path)))
+    return Found("tokenizer", [path], [], {}, {}, _vocabulary(load_tokenizer(path)))
 
 
 def _vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -124,7 +113,7 @@ def _weights(folder: Path) -> Found:
     settings = read_json(config) if os.path.lexists(config) else {}
     words = _vocabulary(load_tokenizer(folder)) if has_tokenizer(folder) else {}
     kind = "Hugging Face folder" if settings else "folder of safetensors files"
-    return _found(kind, files, stored, settings, vocabulary=words)
+    return Found(kind, files, stored, settings, {}, words)
 
 
 def _shards(folder: Path) -> list[Path]:
@@ -143,4 +132,4 @@ def _prepared(folder: Path) -> Found:
     stored = Stored("tokens", (tokens["count"],), dtype.name, tokens["count"] * dtype.itemsize, blocks)
     shown = {key: value for key, value in manifest.items() if key not in ("tokens", "tokenizer")}
     words = _vocabulary(corpus.tokenizer)
-    return _found("prepared tokens", [folder / MANIFEST, path], [stored], shown, vocabulary=words)
+    return Found("prepared tokens", [folder / MANIFEST, path], [stored], shown, {}, words)
