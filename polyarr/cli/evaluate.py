@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_json, print_table
-from polyarr.cli.starting import dtype_option, loaded
+from polyarr.cli.starting import loaded, model_options
 from polyarr.cli.train import choose_backend
 from polyarr.nn import merge_lora
 from polyarr.text import find_files
@@ -33,11 +33,7 @@ _WINDOW = 1024  # largest default window
 @click.option("--stride", type=click.IntRange(min=1), help="Tokens by which windows advance.  [default: window / 2]")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True, help="Windows at once.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@dtype_option
-@click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]")
-@click.option(
-    "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Checkpoint to load."
-)
+@model_options
 def command(
     folder: Path,
     data: Path,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_error
-from polyarr.cli.starting import dtype_option, loaded
+from polyarr.cli.starting import loaded, model_options
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.cli.writing import loaded_draft
 from polyarr.core.current import get_backend
@@ -22,11 +22,7 @@ from polyarr.nn import merge_lora
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: one that the system chooses."
 )
 @click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
-@click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]")
-@click.option(
-    "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True, help="Checkpoint to load."
-)
-@dtype_option
+@model_options
 @click.option(
     "--length",
     type=click.IntRange(min=2),

@@ -12,6 +12,7 @@ from polyarr.models.folders import CONFIG, no_such
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import Tokenizer
 from polyarr.training import Recipe, load_checkpoint
+from polyarr.training.files import CHECKPOINTS
 from polyarr.training.pretrained import TUNED, base_of, fine_tuning, load_model
 from polyarr.training.recipes import COMPUTED
 
@@ -27,7 +28,21 @@ class RunStart(NamedTuple):
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-_OPTIONS = (
+
+
+def adding(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+# Options of a run that begins with given weights.
+starting_options = adding(
     click.option(
         "--from", "source", type=click.Path(path_type=Path),
         help="Begin with the weights and the tokenizer of a run, a Hugging Face folder, a safetensors file or a GGUF "
@@ -43,19 +58,18 @@ _OPTIONS = (
     ),
     click.option("--lora-alpha", "alpha", type=float, help="Scale adapters by ALPHA / RANK.  [default: RANK]"),
 )
-
-
-def starting_options(command: F) -> F:
-    """Add the options of a run that begins with given weights to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def dtype_option(command: F) -> F:
-    """Add the option of the dtype in which a model is loaded to a command."""
-    words = "Convert the weights to this dtype, and compute in it.  [default: the dtype of the weights]"
-    return click.option("--dtype", type=click.Choice(COMPUTED), help=words)(command)
+dtype_option = click.option(
+    "--dtype", type=click.Choice(COMPUTED),
+    help="Convert the weights to this dtype, and compute in it.  [default: the dtype of the weights]",
+)
+# Options of a model that is loaded.
+model_options = adding(
+    dtype_option,
+    click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
+    click.option(
+        "--checkpoint", type=click.Choice(CHECKPOINTS), default="best", show_default=True, help="Checkpoint to load."
+    ),
+)
 
 
 def with_adapters(changes: dict[str, Any], rank: int | None, match: str | None, alpha: float | None) -> dict[str, Any]:

@@ -1,13 +1,12 @@
 """Options and functions of commands that write text with a model."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from polyarr.cli.starting import dtype_option, loaded
+from polyarr.cli.starting import adding, loaded, model_options
 from polyarr.cli.train import choose_backend
 from polyarr.models import Writer
 from polyarr.models.decoder import LanguageModel
@@ -17,8 +16,8 @@ from polyarr.text import Tokenizer
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.tokenizer import same_tokens
 
-F = TypeVar("F", bound=Callable[..., Any])
-_OPTIONS = (
+# Options of sampling, and those of the model.
+writing_options = adding(
     click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this string; may be repeated."),
     click.option("--temperature", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: greedy."),
     click.option("--top-k", type=click.IntRange(min=1), help="Sample from the K most likely tokens."),
@@ -46,24 +45,12 @@ _OPTIONS = (
         help="Draft N tokens at a time, by --draft, or from the text so far: faster if it repeats itself.  "
         "[default: 4 with --draft, or 0]",
     ),
-    dtype_option,
     click.option(
         "--weights", type=click.Choice(KINDS),
         help="Quantize the weights: faster if memory bandwidth is the limit.  [default: as they are]",
     ),
-    click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
-    click.option(
-        "--checkpoint", type=click.Choice(["best", "last"]), default="best", show_default=True,
-        help="Checkpoint to load.",
-    ),
+    model_options,
 )
-
-
-def writing_options(command: F) -> F:
-    """Add the options of sampling, and those of the model, to a command."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def check_stops(stop: tuple[str, ...]) -> None:
