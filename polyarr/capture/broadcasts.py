@@ -3,7 +3,7 @@
 import numpy as np
 
 from polyarr import ops
-from polyarr.capture.passes import readers_of, reads_elements, without_dead
+from polyarr.capture.passes import Pass, readers_of, reads_elements, without_dead
 from polyarr.core.program import Fusion, Program, Step
 from polyarr.core.spec import Spec
 
@@ -16,19 +16,15 @@ def without_broadcasts(program: Program, fusion: Fusion) -> Program:
     """
     if not any(step.op is ops.broadcast_to for step in program.steps):
         return program
-    pass_ = _Pass(program, fusion)
-    for step in program.steps:
-        pass_.add(step)
-    steps, size = tuple(pass_.steps), pass_.size
-    return without_dead(program._replace(steps=steps, size=size, specs=pass_.specs, constants=pass_.constants))
+    return without_dead(_Broadcasts(program, fusion).run())
 
 
-class _Pass:
+class _Broadcasts(Pass):
     """The new steps; `source` has each broadcast array's step and operand."""
 
     def __init__(self, program: Program, fusion: Fusion) -> None:
-        self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
-        self.constants, self._fusion, self._program = {**program.constants}, fusion, program
+        super().__init__(program)
+        self._fusion = fusion
         self._source: dict[int, tuple[Step, int]] = {}
         self._users = readers_of(program)
 
@@ -67,19 +63,9 @@ class _Pass:
     def _before_broadcasting(self, step: Step, v: int) -> Step:
         """Add the step for the array before broadcasting; return the step that broadcasts its result."""
         broadcast, source = self._source[v]
-        out, small = self.specs[step.outputs], self._new(Spec(self.specs[source].shape, self.specs[step.outputs].dtype))
+        out, small = self.specs[step.outputs], self.new(Spec(self.specs[source].shape, self.specs[step.outputs].dtype))
         inputs = tuple([source if x == v else x for x in step.inputs[1:]])
-        self.steps.append(step._replace(inputs=(self._constant(self.specs[small]), *inputs), outputs=small))
+        self.steps.append(step._replace(inputs=(self.constant(self.specs[small]), *inputs), outputs=small))
         self._source[step.outputs] = broadcast, small
-        inputs = self._constant(out), small
+        inputs = self.constant(out), small
         return broadcast._replace(inputs=inputs, outputs=step.outputs, params={"shape": out.shape})
-
-    def _new(self, spec: Spec) -> int:
-        self.size += 1
-        self.specs[self.size - 1] = spec
-        return self.size - 1
-
-    def _constant(self, value: Spec) -> int:
-        self.size += 1
-        self.constants[self.size - 1] = value
-        return self.size - 1

@@ -86,7 +86,7 @@ class Compiled(Generic[P, R]):
         # Within another capture, its ops are traced there; a surrounding checkpoint must see which arrays are read.
         if self.is_plain or capturing.get() is not None or reads.get() is not None:
             return self.fn(*args, **kwargs)
-        context = get_matmul_precision(), *map(_spec_key, random.get_state()), tuple(kwargs)
+        context = get_matmul_precision(), *map(spec_of, random.get_state()), tuple(kwargs)
         signature, inputs, key, donated = self._last, Inputs(), [*context], list[int]()
         if signature is None or not signature.matches(context, (*args, *kwargs.values(), self.captures), inputs):
             signature, inputs = None, Inputs()
@@ -263,11 +263,6 @@ def _positional(fn: Callable) -> tuple[tuple[str, ...], str]:
     parameters = inspect.signature(fn).parameters.values()
     names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
     return names, next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
-
-
-def _spec_key(part: Any) -> Any:
-    """Return the key of a part of the random state."""
-    return spec_of(part)
 
 
 def _keys(arguments: list[tuple[str, Any, bool]]) -> dict[str, list[Any]]:

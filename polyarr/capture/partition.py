@@ -9,9 +9,10 @@ Source: the idea of a minimum cut is that of PyTorch's AOTAutograd partitioner
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from polyarr import ops
+from polyarr.capture.passes import Pass
 from polyarr.core.backend import Backend
 from polyarr.core.program import Fusion, Kind, Program, Step, flat, renamed
 
@@ -73,24 +74,21 @@ def without_cotangents(
 
     What depends on absent cotangents alone is not computed, as zeros times an infinity would be nan.
     """
-    pass_ = _Absence(program, cotangents, absent, backend)
-    for step in program.steps:
-        pass_.add(step)
-    found = tuple(None if v in pass_.gone else pass_.names.get(v, v) for v in program.outputs)
+    absence = _Absence(program, cotangents, absent, backend)
+    whole = absence.run()
+    found = tuple(None if v in absence.gone else v for v in whole.outputs)
     outputs = tuple(v for v in found if v is not None)
-    program = program._replace(steps=tuple(pass_.steps), size=pass_.size, specs=pass_.specs, constants=pass_.constants)
-    return part(program, tuple(v for v in program.inputs if v not in absent), outputs), found
+    return part(whole, tuple(v for v in program.inputs if v not in absent), outputs), found
 
 
-class _Absence:
+class _Absence(Pass):
     """The steps without absent values, which are in `gone`."""
 
     def __init__(
         self, program: Program, cotangents: tuple[int, ...], absent: frozenset[int], backend: Backend
     ) -> None:
-        self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
-        self.constants, self.names, self.gone = {**program.constants}, dict[int, int](), set(absent)
-        self._late, self._backend = _dependents(program, cotangents), backend
+        super().__init__(program)
+        self.gone, self._late, self._backend = set(absent), _dependents(program, cotangents), backend
 
     def add(self, step: Step) -> None:
         """Add a step, or what replaces it."""
@@ -115,19 +113,12 @@ class _Absence:
 
     def _zeros(self, step: Step, v: int) -> int:
         spec = self.specs[v]
-        inputs = tuple(map(self._constant, (spec, 0, None)))
-        params, self.specs[self.size] = {"shape": spec.shape, "dtype": spec.dtype}, spec
-        call = self._backend.kernels[ops.fill]
+        inputs = tuple(map(self.constant, (spec, 0, None)))
+        params, call, out = {"shape": spec.shape, "dtype": spec.dtype}, self._backend.kernels[ops.fill], self.new(spec)
         self.steps.append(
-            step._replace(op=ops.fill, part="kernel", call=call, inputs=inputs, params=params, outputs=self.size)
+            step._replace(op=ops.fill, part="kernel", call=call, inputs=inputs, params=params, outputs=out)
         )
-        self.size += 1
-        return self.size - 1
-
-    def _constant(self, value: Any) -> int:
-        self.constants[self.size] = value
-        self.size += 1
-        return self.size - 1
+        return out
 
 
 def _dependents(program: Program, values: Iterable[int]) -> set[int]:

@@ -6,6 +6,39 @@ from typing import Any
 from polyarr import ops
 from polyarr.capture.trace import COPY, ScalarFunction
 from polyarr.core.program import Fusion, Program, Step, flat, renamed
+from polyarr.core.spec import Spec
+
+
+class Pass:
+    """Steps and values that replace those of a program; `names` has the value that replaces another one."""
+
+    def __init__(self, program: Program) -> None:
+        self.steps, self.size, self.names = list[Step](), program.size, dict[int, int]()
+        self.specs, self.constants, self._program = {**program.specs}, {**program.constants}, program
+
+    def add(self, step: Step) -> None:
+        """Add a step, or what replaces it."""
+        self.steps.append(step)
+
+    def run(self) -> Program:
+        """Return the program after all its steps were added."""
+        for step in self._program.steps:
+            self.add(step)
+        steps, outputs = tuple(self.steps), renamed(self._program.outputs, self.names)
+        specs, constants = self.specs, self.constants
+        return self._program._replace(steps=steps, size=self.size, specs=specs, constants=constants, outputs=outputs)
+
+    def new(self, spec: Spec) -> int:
+        """Return a new array value."""
+        self.specs[self.size] = spec
+        self.size += 1
+        return self.size - 1
+
+    def constant(self, value: Any) -> int:
+        """Return a new constant."""
+        self.constants[self.size] = value
+        self.size += 1
+        return self.size - 1
 
 
 def simplified(program: Program) -> Program:

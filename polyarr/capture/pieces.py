@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import ops
-from polyarr.capture.passes import readers_of, reads_elements, without_dead
+from polyarr.capture.passes import Pass, readers_of, reads_elements, without_dead
 from polyarr.capture.trace import is_zero
 from polyarr.core.backend import Backend
 from polyarr.core.program import Fusion, Program, Step, renamed
@@ -23,14 +23,7 @@ def in_pieces(program: Program, backend: Backend) -> Program:
     """Return the program with these steps in pieces of the last axis. The results of all elements are the same."""
     if backend.fusion is None or not any(_is_in_pieces(program, step) for step in program.steps):
         return program
-    pass_ = _Pass(program, backend, backend.fusion)
-    for step in program.steps:
-        pass_.add(step)
-    found = program._replace(
-        steps=tuple(pass_.steps), size=pass_.size, specs=pass_.specs, constants=pass_.constants,
-        outputs=renamed(program.outputs, pass_.names),
-    )  # fmt: skip
-    return without_dead(found)
+    return without_dead(_Pieces(program, backend, backend.fusion).run())
 
 
 def equal_pieces(program: Program, step: Step) -> bool:
@@ -45,20 +38,19 @@ def _is_in_pieces(program: Program, step: Step) -> bool:
     return equal_pieces(program, step) or (step.part == "kernel" and step.op is ops.slice_update)
 
 
-class _Pass:
+class _Pieces(Pass):
     """The new steps; `pieces` has the slots of each array's pieces, and 0 for a piece of zeros."""
 
     def __init__(self, program: Program, backend: Backend, fusion: Fusion) -> None:
-        self.steps, self.size, self.specs = list[Step](), program.size, {**program.specs}
-        self.constants, self.names = {**program.constants}, dict[int, int]()
-        self._program, self._backend, self._fusion = program, backend, fusion
+        super().__init__(program)
+        self._backend, self._fusion = backend, fusion
         self._pieces: dict[int, tuple[int, ...]] = {}
         self._slices: dict[tuple[int, int, int], int] = {}
         self._users = readers_of(program)
         zeros = {v for v, value in program.constants.items() if is_zero(value)}
         filled = {step.outputs for step in program.steps if step.op is ops.fill and step.inputs[1] in zeros}
         self._zeros = filled | program.zeros
-        self._zero = self._constant(0)
+        self._zero = self.constant(0)
         self._counts = self._concatenated()
         self._counts |= self._cut_into()
 
@@ -170,19 +162,19 @@ class _Pass:
         """Add the steps of all pieces, and the one that concatenates their results."""
         whole = self.specs[step.outputs]
         spec = Spec((*whole.shape[:-1], whole.shape[-1] // len(operands)), whole.dtype)
-        pieces = tuple([self._new(spec) for _ in operands])
+        pieces = tuple([self.new(spec) for _ in operands])
         for piece, inputs in zip(pieces, operands, strict=True):
-            self.steps.append(step._replace(inputs=(self._constant(spec), *inputs), outputs=piece))
+            self.steps.append(step._replace(inputs=(self.constant(spec), *inputs), outputs=piece))
         self._pieces[step.outputs], params = pieces, {"axis": len(whole.shape) - 1}
-        call, given = self._backend.kernels[ops.concat], (self._constant(whole), pieces)
+        call, given = self._backend.kernels[ops.concat], (self.constant(whole), pieces)
         self.steps.append(step._replace(op=ops.concat, call=call, inputs=given, params=params))
 
     def _sliced(self, step: Step, v: int, k: int, count: int) -> int:
         if (v, k, count) not in self._slices:
             spec = self.specs[v]
             shape = (*spec.shape[:-1], spec.shape[-1] // count)
-            starts = tuple([self._zero] * (len(shape) - 1) + [self._constant(k * shape[-1])])
-            inputs, new = (self._constant(Spec(shape, spec.dtype)), v, starts), self._new(Spec(shape, spec.dtype))
+            starts = tuple([self._zero] * (len(shape) - 1) + [self.constant(k * shape[-1])])
+            inputs, new = (self.constant(Spec(shape, spec.dtype)), v, starts), self.new(Spec(shape, spec.dtype))
             params = {"steps": (1,) * len(shape), "shape": shape}
             call = self._backend.kernels[ops.slice]
             self.steps.append(step._replace(op=ops.slice, call=call, inputs=inputs, params=params, outputs=new))
@@ -191,13 +183,3 @@ class _Pass:
 
     def _spec(self, v: int) -> Spec | None:
         return self.specs[v] if v in self.specs else self._program.spec(v) or Spec((), int)
-
-    def _new(self, spec: Spec) -> int:
-        self.size += 1
-        self.specs[self.size - 1] = spec
-        return self.size - 1
-
-    def _constant(self, value: Any) -> int:
-        self.size += 1
-        self.constants[self.size - 1] = value
-        return self.size - 1
