@@ -98,8 +98,8 @@ class Writer:
     def __init__(
         self, model: LanguageModel, tokenizer: Tokenizer, draft_model: LanguageModel | None = None
     ) -> None:
-        self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, _next_token()
-        self._speculative_step = _speculative_step()
+        self.model, self.tokenizer, self._step = model.copy().eval(), tokenizer, _with_many(next_token())
+        self._speculative_step = _with_many(speculative_step())
         self._size = min(tokenizer.vocab_size, model.config.vocab_size)
         self._draft_model = draft_model and draft_model.copy().eval()
         if draft_model is not None and draft_model.config.vocab_size < self._size:
@@ -191,9 +191,9 @@ class Writer:
     def _renew_steps(self) -> None:
         """Forget compiled steps when there are many."""
         if len(self._step.programs()) >= MAX_PROGRAMS:
-            self._step = _next_token()
+            self._step = _with_many(next_token())
         if len(self._speculative_step.programs()) >= MAX_PROGRAMS:
-            self._speculative_step = _speculative_step()
+            self._speculative_step = _with_many(speculative_step())
 
     def complete(self, prompts: Sequence[str | Sequence[int]], max_new_tokens: int, **options: Any) -> list[Completion]:
         """Return the complete texts after prompts, one Completion for each.
@@ -342,17 +342,10 @@ def joined(parts: Sequence[Part]) -> Completion:
     return Completion(text, parts[-1].tokens, parts[-1].finish or "length", logprobs)
 
 
-def _next_token() -> Compiled:
-    """Return a compiled step with MAX_PROGRAMS signatures, so that polyarr.compile does not warn about their number."""
-    found = next_token()
-    found.many = MAX_PROGRAMS
-    return found
-
-
-def _speculative_step() -> Compiled:
-    found = speculative_step()
-    found.many = MAX_PROGRAMS
-    return found
+def _with_many(step: Compiled) -> Compiled:
+    """Return a step with MAX_PROGRAMS signatures, so that polyarr.compile does not warn about their number."""
+    step.many = MAX_PROGRAMS
+    return step
 
 
 def _padded(prompts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
