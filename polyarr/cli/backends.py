@@ -2,11 +2,11 @@
 
 import click
 
-from polyarr.cli.output import no_plugin_warnings, print_json, print_table
+from polyarr.cli.output import print_json, print_table
 from polyarr.core.backend import Backend
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
-from polyarr.plugins.diagnosis import BackendStatus, status
+from polyarr.plugins.diagnosis import BackendStatus, no_plugin_warnings, status
 
 
 @click.command()

@@ -20,7 +20,6 @@ import numpy as np
 
 import polyarr
 from polyarr.cli.devices import features_of
-from polyarr.cli.output import no_plugin_warnings
 from polyarr.cli.ranks import here, join, of_mpi, of_ranks
 from polyarr.cli.redaction import redacted
 from polyarr.cli.train import choose_backend
@@ -35,6 +34,7 @@ from polyarr.plugins.diagnosis import (
     devices,
     diagnose,
     failures,
+    no_plugin_warnings,
     overrides,
     status,
     without_backend,

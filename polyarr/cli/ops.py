@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from polyarr.cli.output import no_plugin_warnings, print_json, print_table
+from polyarr.cli.output import print_json, print_table
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend
 from polyarr.core.groups import NOT_OFFERED, groups, offer
 from polyarr.core.op import OPS, Op
 from polyarr.core.spec import KINDS, float32
-from polyarr.plugins.diagnosis import status
+from polyarr.plugins.diagnosis import no_plugin_warnings, status
 from polyarr.testing.tolerance import TABLE
 
 

@@ -5,14 +5,11 @@ import json
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-
-from polyarr.plugins import PluginWarning
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -37,14 +34,6 @@ def print_text(text: str) -> None:
     """Print a part of a generated text; on a terminal, with its escapes made visible."""
     # color=True: click must not strip escapes from text that does not go to a terminal.
     click.echo(escaped(text, "\n\t") if sys.stdout.isatty() else text, nl=False, color=True)
-
-
-@contextlib.contextmanager
-def no_plugin_warnings() -> Iterator[None]:
-    """Silence plugin warnings, in commands that show every failure themselves."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)
-        yield
 
 
 def print_json(value: Any) -> None:

@@ -1,8 +1,10 @@
 """Status of backends, replaced kernels, devices and caches, for the diagnostic commands."""
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from polyarr.core.backend import Backend
@@ -10,7 +12,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.errors import BackendError
 from polyarr.plugins import starting
 from polyarr.plugins.hooks import LEVELS, BackendSpec, DeviceInfo, Diagnosis, Override
-from polyarr.plugins.loading import Plugin, PluginFailure, plugin_title
+from polyarr.plugins.loading import Plugin, PluginFailure, PluginWarning, plugin_title
 
 Row = TypeVar("Row")
 
@@ -27,6 +29,14 @@ class BackendStatus(NamedTuple):
     install_hint: str = ""
     backend: Backend | None = None
     failure: PluginFailure | None = None
+
+
+@contextlib.contextmanager
+def no_plugin_warnings() -> Iterator[None]:
+    """Silence plugin warnings, where every failure is shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        yield
 
 
 def failures() -> list[PluginFailure]:

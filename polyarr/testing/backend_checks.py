@@ -347,28 +347,31 @@ print(json.dumps([a.numpy().tobytes().hex() for a in (loss, slope)]))
 
 def check_program_cache(backend: Backend, examples: int) -> None:
     """Check that a new process computes the same bits with an empty program cache, a full one, and none."""
-    name = backend.name
-    if not any(row.name == backend.family and row.distribution != THIS_PROCESS for row in status()):
-        raise Lacking(f"{name} is known to this process only: another one cannot start it")
     with tempfile.TemporaryDirectory() as folder:
         user = {"HOME": folder, "XDG_CACHE_HOME": folder, "PYTHONUSERBASE": site.getuserbase()}
         runs = {
-            "with an empty cache": run_new_process(name, PROGRAM, environment=user),
-            "with a full cache": run_new_process(name, PROGRAM, environment=user),
-            "without a cache": run_new_process(name, PROGRAM, environment={**user, "POLYARR_NO_CACHE": "1"}),
+            "with an empty cache": run_new_process(backend, PROGRAM, environment=user),
+            "with a full cache": run_new_process(backend, PROGRAM, environment=user),
+            "without a cache": run_new_process(backend, PROGRAM, environment={**user, "POLYARR_NO_CACHE": "1"}),
         }
     first, *others = runs
     for other in others:
         if runs[other] != runs[first]:
-            raise CheckFailure(f"{name}: a process {other} computes other bits than one {first}")
+            raise CheckFailure(f"{backend.name}: a process {other} computes other bits than one {first}")
 
 
-def run_new_process(name: str, code: str, *args: str, given: str = "", environment: Mapping[str, str] = {}) -> Any:
+def run_new_process(
+    backend: Backend, code: str, *args: str, given: str = "", environment: Mapping[str, str] = {}
+) -> Any:
     """Return what Python code prints as JSON in a new process, with the backend's name as its first argument.
 
     Raises:
         CheckFailure: The process fails.
+        Lacking: Another process cannot start the backend.
     """
+    name = backend.name
+    if not any(row.name == backend.family and row.distribution != THIS_PROCESS for row in status()):
+        raise Lacking(f"{name} is known to this process only: another one cannot start it")
     ran = subprocess.run(
         [sys.executable, "-c", code, name, *args],
         input=given, env={**os.environ, **environment}, capture_output=True, text=True, check=False,

@@ -23,8 +23,6 @@ from polyarr.core.current import use_backend
 from polyarr.core.op import Op
 from polyarr.core.spec import FLOATS, Spec
 from polyarr.files import open_regular
-from polyarr.plugins.diagnosis import status
-from polyarr.plugins.starting import THIS_PROCESS
 from polyarr.testing import state
 from polyarr.testing.backend_checks import run_new_process
 from polyarr.testing.checks import check, gradients_of
@@ -187,13 +185,11 @@ def first_calls(backend: Backend, examples: Mapping[Op, Sample]) -> None:
 
     `examples` has a call of each op.
     """
-    if not any(row.name == backend.family and row.distribution != THIS_PROCESS for row in status()):
-        raise Lacking(f"{backend.name} is known to this process only: another one cannot start it")
     calls = {op.name: sample.flushed(backend.flushes) for op, sample in examples.items()}
     due = {name: _outcome(backend, name, sample) for name, sample in calls.items()}
     given = json.dumps({name: repr(sample) for name, sample in calls.items()})
     for turn in range(PROCESSES):
-        for name, found in run_new_process(backend.name, FIRST, str(turn), given=given).items():
+        for name, found in run_new_process(backend, FIRST, str(turn), given=given).items():
             for outcome in found:
                 if outcome != due[name]:
                     what = outcome if outcome.startswith("error: ") else "other bits than one thread does later"

@@ -4,7 +4,6 @@ pytest loads this module wherever polyarr is installed, so modules that need hyp
 report.schema.json describes the JSON; polyarr/testing/page.py renders it as a page.
 """
 
-import contextlib
 import datetime
 import importlib
 import importlib.metadata
@@ -13,7 +12,6 @@ import os
 import platform
 import re
 import textwrap
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,8 +24,7 @@ from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups, offer
 from polyarr.core.op import OPS
 from polyarr.core.spec import DTYPES
-from polyarr.plugins import PluginWarning
-from polyarr.plugins.diagnosis import overrides, status
+from polyarr.plugins.diagnosis import no_plugin_warnings, overrides, status
 from polyarr.testing import LEVELS, adapters
 from polyarr.testing.causes import causes
 from polyarr.version import __version__
@@ -317,23 +314,15 @@ def _abilities(name: str, backend: Backend | None) -> dict[str, Any]:
     }
 
 
-# Plugins may warn while they are discovered or started; with warnings as errors, that would end the session here.
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PluginWarning)
-        yield
-
-
 def _rows() -> list:
-    with _quietly():
+    with no_plugin_warnings():  # as errors, they would end the session here
         return status()
 
 
 def _started(name: str) -> tuple[Backend | None, str]:
     """Return the backend and "", or None and the reason why it does not start."""
     try:
-        with _quietly():
+        with no_plugin_warnings():
             return adapters.find(name), ""
     except BackendError as error:
         return None, str(error)

@@ -8,11 +8,12 @@ from typing import Any
 
 import polyarr
 from polyarr import ops, tree
+from polyarr.autograd.arguments import carries_gradient
 from polyarr.core.array import Array, flatten
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
-from polyarr.core.spec import INEXACT, float32
+from polyarr.core.spec import float32
 from polyarr.testing.checks import check, cotangents_of, gradients_of, label_of
 from polyarr.testing.compare import CheckFailure, Lacking, gradients_agree, values
 from polyarr.testing.strategies import Sample
@@ -91,7 +92,7 @@ def check_tape(op: Op, backend: Backend, sample: Sample) -> None:
     """
     if not (isinstance(backend.kernels.get(op), Fused) or op.rules):
         raise Lacking(f"{op.name} runs as other ops, which are checked by themselves")
-    carrying = [i for i, a in enumerate(sample.arrays(backend)) if any(map(_carries, tree.leaves(a)))]
+    carrying = [i for i, a in enumerate(sample.arrays(backend)) if any(map(carries_gradient, tree.leaves(a)))]
     for wanted in (carrying, *([i] for i in carrying if len(carrying) > 1)):
         kept, most = _kept(op, backend, sample, wanted)
         if kept > most:
@@ -110,11 +111,11 @@ def _kept(op: Op, backend: Backend, sample: Sample, wanted: list[int]) -> tuple[
     def fn(*given: Any) -> Array:
         nonlocal kept, most
         inputs = [tree.map(_passed_on, a) for a in given]
-        watch.made = [weakref.ref(a.buf) for a in flatten(tuple(inputs)) if _carries(a)]
+        watch.made = [weakref.ref(a.buf) for a in flatten(tuple(inputs)) if carries_gradient(a)]
         value = op(*inputs, **sample.params)
         named = [a for a, name in zip(inputs, op.inputs, strict=False) if name in needed]
-        results = sum(map(_carries, tree.leaves(value))) if "out" in needed else 0
-        most = sum(map(_carries, flatten(tuple(named)))) + results
+        results = sum(map(carries_gradient, tree.leaves(value))) if "out" in needed else 0
+        most = sum(map(carries_gradient, flatten(tuple(named)))) + results
         total = _total(value)
         del inputs, named, value
         kept = watch.alive() - 1  # not counting the total
@@ -136,17 +137,13 @@ def _needs(op: Op, kernel: Any, wanted: set[str]) -> set[str]:
 
 def _total(value: Any) -> Array:
     """Return a scalar whose gradient keeps nothing of `value` alive."""
-    parts = [ops.astype(ops.real(ops.sum(a)), dtype=float32) for a in tree.leaves(value) if _carries(a)]
+    parts = [ops.astype(ops.real(ops.sum(a)), dtype=float32) for a in tree.leaves(value) if carries_gradient(a)]
     return functools.reduce(ops.add, parts, polyarr.zeros(()))
 
 
 def _passed_on(a: Any) -> Any:
     """Return the same values in a buffer that only the op refers to."""
-    return ops.add(a, 0) if _carries(a) else a
-
-
-def _carries(a: Any) -> bool:
-    return type(a) is Array and a.dtype in INEXACT
+    return ops.add(a, 0) if carries_gradient(a) else a
 
 
 @check
@@ -170,7 +167,7 @@ def check_wanted(op: Op, backend: Backend, sample: Sample) -> None:
     with use_backend(backend._replace(kernels={**backend.kernels, op: kernel._replace(forward=forward)})) as observing:
         args = sample.arrays(observing)
         together = _values(place, gradients_of(op, args, sample))
-        for paths in _subsets([path for path, a in tree.items(args) if _carries(a)]):
+        for paths in _subsets([path for path, a in tree.items(args) if carries_gradient(a)]):
             found = _values(place, _asked_for(op, args, paths, sample))
             how = "asked for alone, " if len(found) == 1 else f"asked for with {len(found) - 1} of the others, "
             gradients_agree(place, found, {name: together[name] for name in found}, how)
@@ -194,7 +191,7 @@ def _asked_for(op: Op, args: tuple, paths: tuple[tuple, ...], sample: Sample) ->
         chosen = dict(zip(paths, asked, strict=True))
         leaves = [chosen.get(path, leaf) for path, leaf in tree.items(args)]
         value = op(*tree.unflatten(args, leaves), **sample.params)
-        return _total(tree.map(lambda v, g: v * g if _carries(v) else v, value, cotangents_of(value, sample)))
+        return _total(tree.map(lambda v, g: v * g if carries_gradient(v) else v, value, cotangents_of(value, sample)))
 
     members = dict(tree.items(args))
     found = polyarr.grad(weighted, tuple(range(len(paths))))(*(members[path] for path in paths))
