@@ -277,7 +277,6 @@ def _extreme_grad(g, x, out, axis):
 def _prod_grad(g, x, axis):
     """Return g times the product of all other elements, by prefix products from both ends: correct for zeros in x."""
     moved = [i for i in range(x.ndim) if i not in axis] + list(axis)
-
     lead = tuple(x.shape[i] for i in moved[: x.ndim - len(axis)])
     flat = reshape(permute_dims(x, axes=tuple(moved)), shape=(*lead, math.prod(x.shape[i] for i in axis)))
     others = multiply(_prefix_products(flat), flip(_prefix_products(flip(flat, axis=-1)), axis=-1))
@@ -288,25 +287,25 @@ def _prod_grad(g, x, axis):
 
 
 def _prefix_products(x):
-    """Return the product of all earlier elements along the last axis, in log2(n) doubling steps."""
-    n = x.shape[-1]
-    lead = x.shape[:-1]
-    one = broadcast_to(_one_like(x), shape=(*lead, 1)) if n else x
-    found = (
-        concat([one, slice(x, starts=(0,) * x.ndim, steps=(1,) * x.ndim, shape=(*lead, n - 1))], axis=-1) if n else x
-    )
+    """Return the product of all earlier elements along the last axis."""
+    axis = x.ndim - 1
+    return running_products(_after_ones(x, axis, 1), axis) if x.size else x
+
+
+def running_products(x, axis: int):
+    """Return the product of the elements up to each one along an axis, in log2(n) steps that double their number."""
     reach = 1
-    while reach < n:
-        earlier = slice(found, starts=(0,) * x.ndim, steps=(1,) * x.ndim, shape=(*lead, n - reach))
-        ones = broadcast_to(_one_like(x), shape=(*lead, reach))
-        found = multiply(found, concat([ones, earlier], axis=-1))
+    while reach < x.shape[axis]:
+        x = multiply(x, _after_ones(x, axis, reach))
         reach *= 2
-    return found
+    return x
 
 
-def _one_like(x):
-
-    return fill(1, x, shape=(1,), dtype=x.dtype)
+def _after_ones(x, axis: int, count: int):
+    """Return x moved back along an axis by `count` elements, with ones in front."""
+    earlier, front = ((*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in (x.shape[axis] - count, count))
+    ones = broadcast_to(fill(1, x, shape=(1,), dtype=x.dtype), shape=front)
+    return concat([ones, slice(x, starts=(0,) * x.ndim, steps=(1,) * x.ndim, shape=earlier)], axis=axis)
 
 
 def _reversed_sum(g, axis: int):

@@ -18,7 +18,7 @@ from polyarr.core.spec import NARROW, Spec, as_dtype, float32
 from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, fill
-from polyarr.ops.elementwise import multiply, subtract
+from polyarr.ops.elementwise import subtract
 from polyarr.ops.shape import one_axis
 from polyarr.ops.validation import check_array, check_fits, whole
 
@@ -230,12 +230,7 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
         raise ShapeError(f"cumulative_prod: x is {spec_of(x)}; axis must be given unless x has one axis")
     at = one_axis("cumulative_prod", x, 0 if axis is None else axis)
     due = reduce.prod(spec_of(x), dtype=dtype).dtype
-    found = elementwise.astype(x, dtype=float32 if due in NARROW else due)
-    reach = 1
-    while reach < x.shape[at]:  # each step doubles the number of factors
-        ones = fill(1, x, shape=_with_length(x, at, reach), dtype=found.dtype)
-        found = multiply(found, joining.concat([ones, _part(found, at, 0, x.shape[at] - reach)], axis=at))
-        reach *= 2
+    found = reduce.running_products(elementwise.astype(x, dtype=float32 if due in NARROW else due), at)
     found = found if found.dtype == due else elementwise.astype(found, dtype=due)
     return _prepended(1, found, at) if include_initial else found
 
