@@ -22,6 +22,7 @@
 //          DROPOUT                1 to drop weights
 //          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
+#include "attention_starts.cl"
 
 typedef PASTE(ACC, LANES) __attribute__((aligned(sizeof(ACC)))) vector;
 
@@ -91,10 +92,6 @@ static inline void pack_transposed(__local ACC *restrict tile, const int width, 
     if (rows < width) clear(tile, columns * width);
     for (int r = 0; r < rows; r++)
         for (int c = 0; c < columns; c++) tile[c * width + r] = LOAD(x + r * row, c);
-}
-
-static inline size_t start_of(const long4 at, const long batch, const long inner) {
-    return at.x + batch / inner * at.y + batch % inner * at.z;
 }
 
 // ---- mask, causality and dropout ---------------------------------------------------------------------------------

@@ -14,14 +14,7 @@
 //          NARROW                 1 if elements have 16 bits
 //          MASK                   0 none, 1 bool, 2 added to the scores
 //          MASK_T, MASK_LOAD      dtype of the mask
-
-// Where an array's row of query n begins. The queries of a batch entry share its keys, and come one after the other.
-static inline size_t start_of(const long4 at, const long batch, const long inner) {
-    return at.x + batch / inner * at.y + batch % inner * at.z;
-}
-static inline size_t start_of_row(const long4 at, const long n, const long inner, const long t) {
-    return start_of(at, n / t, inner) + n % t * at.w;
-}
+#include "attention_starts.cl"
 
 // Arrays of vectors stay in registers only if all indices are constants, so the loops over them are unrolled.
 typedef PASTE(ACC, LANES) Vector;

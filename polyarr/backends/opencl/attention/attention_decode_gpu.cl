@@ -24,6 +24,7 @@
 //          VECTOR                 elements of k and v per load; more than 1 only if all rows begin at multiples of
 //                                 VECTOR and it divides D and DV
 //          DTYPE, RAW, WORD       see DEFINE_VECTOR in prelude.cl
+#include "attention_starts.cl"
 
 #define SETS (WG / LANES)
 #define ROUND (AHEAD * SETS)  // keys that a group processes at once
@@ -37,14 +38,6 @@
 #define PIECE (DV + 2)
 #define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define SYNC barrier(CLK_LOCAL_MEM_FENCE)
-
-// Where an array's row of query n begins. The queries of a batch entry share its keys, and come one after the other.
-static inline size_t start_of(const long4 at, const long batch, const long inner) {
-    return at.x + batch / inner * at.y + batch % inner * at.z;
-}
-static inline size_t start_of_row(const long4 at, const long n, const long inner, const long t) {
-    return start_of(at, n / t, inner) + n % t * at.w;
-}
 
 // Return the maximum of v over the work-group to all its work-items. `lanes` holds WG elements.
 #define STAGED MIN(WG, 32)

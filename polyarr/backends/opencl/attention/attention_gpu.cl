@@ -24,6 +24,7 @@
 //          STATE_ON_DEVICE        1 to read the dropout key and counter from memory, 0 to use the arguments
 //          BACKWARD               1 to compile the backward kernels, 0 for the forward kernel
 //          VECTOR                 1 if T is float and all rows of q, k, v and dout consist of aligned float4
+#include "attention_starts.cl"
 
 typedef PASTE(ACC, 4) vector;
 #define TILE(name, rows, width) __local ACC name[(rows) * (width)] __attribute__((aligned(4 * sizeof(ACC))))
@@ -114,10 +115,6 @@ static inline void scores(ACC sum[ROWS][COLUMNS], __local const ACC *own, __loca
             if (at < rows && d + 2 < length) STORE(to + at * row, d + 2, y.z); \
             if (at < rows && d + 3 < length) STORE(to + at * row, d + 3, y.w); \
         }
-
-static inline size_t start_of(const long4 at, const long batch, const long inner) {
-    return at.x + batch / inner * at.y + batch % inner * at.z;
-}
 
 // ---- mask, causality and dropout ---------------------------------------------------------------------------------
 
