@@ -12,7 +12,7 @@ from polyarr.core.array import Array
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import sampled
 from polyarr.models.sampling import Sampling
-from polyarr.models.speculation import PENALTIES, Drafter, Drafts, ModelDrafts, speculative_step
+from polyarr.models.speculation import PENALTIES, Drafter, Drafts, ModelDrafts, row_of, speculative_step
 from polyarr.nn import KeyValueCache
 
 _TRIES = 8  # passes over random tokens that must have the bits of passes over each token, for each span
@@ -101,7 +101,7 @@ class Drafting:
             units: Random numbers of the next N tokens, or [].
             size: Number of tokens to sample from.
         """
-        logits = self._logits(model, _row([text.new[-1], *draft]), caches, text.done)
+        logits = self._logits(model, row_of([text.new[-1], *draft]), caches, text.done)
         column, numbers = creation.asarray(np.array(units, np.float32)[:, None]) if units else None, {}
         for name, number in text.how.numbers.items():
             numbers[name] = creation.asarray(np.full((len(draft) + 1, 1), number, np.float32))
@@ -128,7 +128,7 @@ class Drafting:
                 position = int(generator.integers(0, span - count))
                 tokens = generator.integers(0, model.config.vocab_size, count).tolist()
                 set_span(caches, span)
-                found = self._logits(model, _row(tokens), caches, position).numpy()
+                found = self._logits(model, row_of(tokens), caches, position).numpy()
                 kept = [cache.both[:, 0, :, position : position + count].numpy() for cache in caches]
                 wanted = [logits_of(token, position + i).numpy() for i, token in enumerate(tokens)]
                 stored = [cache.both[:, 0, :, position : position + count].numpy() for cache in caches]
@@ -149,10 +149,6 @@ def set_span(caches: list[KeyValueCache], span: int) -> None:
     if caches[0].span != span:
         for cache in caches:
             cache.span = span
-
-
-def _row(tokens: list[int]) -> Array:
-    return creation.asarray(np.array([tokens], np.int32))
 
 
 def _logits(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], position: int) -> Array:

@@ -111,10 +111,10 @@ class ModelDrafts:
         if end + count > self._caches[0].size or end == len(self._prompt):
             return []
         if self._prompt:
-            self._model.features(_row(self._prompt), self._caches, None)  # eagerly: lengths differ
+            self._model.features(row_of(self._prompt), self._caches, None)  # eagerly: lengths differ
             self._prompt = []
         # The last token but one is computed again: the caches lack it if the whole last draft was right.
-        tokens, position, column = _row(self._text[-2:]), end - 2, [0.0, *units[:1]]
+        tokens, position, column = row_of(self._text[-2:]), end - 2, [0.0, *units[:1]]
         found = []
         for i in range(count):
             given = creation.asarray(np.array(column, np.float32)[:, None]) if units else None
@@ -182,7 +182,7 @@ def speculated(
         count = 1 if position is None else len(new)
         ready += islice(units, max(0, count - len(ready))) if units else []
         column = creation.asarray(np.array(ready[:count], np.float32)[:, None]) if units else None
-        tokens, where = _row(new), (caches, position)
+        tokens, where = row_of(new), (caches, position)
         run = _chosen if position is None else step  # eagerly for the prompt: lengths differ
         found = run(model, tokens, *where, column, how.numbers, bias, limits).numpy().tolist()
         accepted = 1
@@ -196,7 +196,7 @@ def speculated(
             yield Sample(creation.asarray(np.array([[token]], np.int32)), None)
 
 
-def _row(tokens: list[int]) -> Array:
+def row_of(tokens: list[int]) -> Array:
     """Return tokens as an array (1, T)."""
     return creation.asarray(np.array([tokens], np.int32))
 
