@@ -42,7 +42,6 @@ from polyarr.backends.opencl.runtime.layout import (
 from polyarr.backends.opencl.runtime.program import STORED
 from polyarr.backends.opencl.runtime.source import SCALARS
 from polyarr.backends.opencl.runtime.variants import Variant, choose
-from polyarr.backends.opencl.tuning.measure import Launcher
 from polyarr.backends.opencl.tuning.tuned import best
 from polyarr.backends.opencl.tuning.tuning import CpuMatmul, GpuMatmul, MatmulParams, lookup
 from polyarr.core.spec import Spec, float32, float64, real_of
@@ -218,7 +217,9 @@ def _cpu_plan(
     return Plan(launch, None if stored == accumulator else Spec((p.batch, p.m, p.n), SCALARS[accumulator]))
 
 
-def one_block(device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]) -> Launcher:
+def one_block(
+    device: Device, dtype: np.dtype, params: CpuMatmul, lengths: tuple[int, int, int]
+) -> Callable[[Arrays], None]:
     """Return a launcher of the product (m, k) @ (k, n) of row-major matrices on one core, for measurements."""
     m, n, k = lengths
     problem = Problem(1, 1, m, n, k, Operand(k, 1, 0, 0), Operand(1, n, 0, 0))

@@ -4,23 +4,28 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from polyarr.backends.opencl.gemm.matmul import matmul, one_block, tiles
+from polyarr.backends.opencl.gemm.matmul_tuning import TUNABLE
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import swapped
 from polyarr.backends.opencl.runtime.pocl import processor_name, target_of
 from polyarr.backends.opencl.runtime.source import source_of
 from polyarr.backends.opencl.runtime.variants import kept_on
-from polyarr.backends.opencl.tuning.measure import TIMED, checked_run, peak_rate, rate_of
+from polyarr.backends.opencl.tuning.measure import best_time, peak_rate
+from polyarr.backends.opencl.tuning.tuned import check
 from polyarr.backends.opencl.tuning.tuning import CpuMatmul, vector_width
 from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS, as_kernel_takes, products_in
 from polyarr.core.spec import Spec, bfloat16, float16, float32
+from polyarr.core.tuning import Work
 
+TIMED = 384  # rows, columns and depth of the product on one core: several packed blocks
 COPY_BYTES, COPIES = 2**28, 5  # bytes that a copy moves, more than fit into caches, and the number of copies
 PRODUCT_DTYPES = float32, bfloat16, float16
 SIDES = 2048, 4096, 8192  # sides of the timed products
@@ -50,12 +55,24 @@ class Speed(NamedTuple):
 
 
 def speed_of(device: Device) -> Speed:
-    """Time one product on a CPU."""
-    tile = device.plans[tiles](float32, "NN", 1, TIMED, TIMED, TIMED)[0]
+    """Time one product on a CPU; its rate is 0 if the tile does not build or computes wrong results."""
+    work = Work(TUNABLE.op, float32.name, (TIMED,) * 3, "NN")
+    tile = device.plans[tiles](float32, work.form, 1, *work.shape)[0]
     with device.lock:
-        run, peak = checked_run(device, float32, tile, one_block), peak_rate(device, float32)
-        rate = rate_of(device, run) if run else 0.0
+        peak, rate = peak_rate(device, float32), 0.0
+        with suppress(BackendError):
+            check(device, TUNABLE, work, tile)
+            rate = rate_of(device, tile)
     return Speed(rate, peak, tile, processor_name(), target_of(device.cl_device), vector_width(device))
+
+
+def rate_of(device: Device, tile: CpuMatmul) -> float:
+    """Return the GFLOP/s of a product on one core."""
+    host = np.random.default_rng(0).uniform(-1, 1, (TIMED, TIMED)).astype(float32)
+    x, y, out = device.upload(host), device.upload(host), device.empty(Spec(host.shape, float32))
+    launch = one_block(device, float32, tile, (TIMED,) * 3)
+    memories = x.memory, y.memory, None, out.memory, out.memory, None
+    return 2e-9 * TIMED**3 / best_time(device, lambda: launch(memories))
 
 
 class Measured(Mapping):
