@@ -13,7 +13,7 @@ from typing import Any
 from polyarr.extras import extra
 from polyarr.schema import in_one_line
 from polyarr.text.characters import CharTokenizer
-from polyarr.text.subword import SubwordTokenizer
+from polyarr.text.subword import SubwordTokenizer, of_byte_level
 from polyarr.text.tokenizer import Tokenizer
 
 _COMPILED = 16  # compiled grammars that are kept
@@ -59,7 +59,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     if isinstance(tokenizer, SubwordTokenizer):
         control, decoders = tokenizer.control, _decoders(tokenizer)
     if "ByteLevel" in decoders:
-        found = [_of_byte_level(text) for text in texts]
+        found = [of_byte_level(text) for text in texts]
     elif decoders <= {*_SPELLED, *_PLAIN}:
         found = [_of_spelled(text) for text in texts]
     else:
@@ -72,19 +72,6 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 def _decoders(tokenizer: SubwordTokenizer) -> set[str]:
     decoder: dict[str, Any] = json.loads(tokenizer.to_json())["decoder"] or {"type": "Fuse"}
     return {decoder["type"], *(one["type"] for one in decoder.get("decoders", ()))}
-
-
-@lru_cache(1)
-def _byte_of() -> dict[str, int]:
-    """Return the byte for each character that stands for one in GPT-2's tokenizer: 256 and above are not printable."""
-    own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-def _of_byte_level(text: str) -> bytes:
-    table = _byte_of()
-    return bytes(table[c] for c in text) if all(c in table for c in text) else text.encode()  # an added token is text
 
 
 def _of_spelled(text: str) -> bytes:

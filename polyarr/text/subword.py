@@ -183,12 +183,7 @@ class SubwordTokenizer:
         """The bytes of each token, if the text of tokens is their bytes and no more, as in GPT-2's files; else None."""
         if not isinstance(self._tokenizer.decoder, self._library.decoders.ByteLevel):
             return None
-        byte_of = {character: n for n, character in enumerate(_byte_characters())}
-        texts = {number: self.token(number) for number in self._numbers.values()}
-        return {
-            number: bytes(map(byte_of.__getitem__, text)) if byte_of.keys() >= set(text) else text.encode()
-            for number, text in texts.items()
-        }
+        return {number: of_byte_level(self.token(number)) for number in self._numbers.values()}
 
     def stream(self, tokens: Iterable[int], after: Sequence[int] = ()) -> Iterator[str]:
         """Yield the text of tokens in pieces, one for each token, and at the end the rest, if there is one.
@@ -414,6 +409,14 @@ def _byte_characters() -> Iterator[str]:
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = count(0x100)
     return (chr(byte if byte in visible else next(others)) for byte in range(BYTES))
+
+
+_BYTE_OF = {character: n for n, character in enumerate(_byte_characters())}
+
+
+def of_byte_level(token: str) -> bytes:
+    """Return the bytes of a token of such a vocabulary; an added token is text."""
+    return bytes(map(_BYTE_OF.__getitem__, token)) if _BYTE_OF.keys() >= set(token) else token.encode()
 
 
 def _unknown_token(model: dict[str, Any], numbers: dict[str, int]) -> int | None:
