@@ -20,7 +20,7 @@ from polyarr.models.folders import hint_of_others, read_json
 from polyarr.models.formats import Format, fitting_formats, format_of
 from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import GroupedLinear, Linear, LoRALinear, QuantizedLinear
-from polyarr.nn.lora import replaced
+from polyarr.nn.lora import linear_layers, replaced
 from polyarr.saving.tensor_file import Source, write_arrays
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -68,7 +68,7 @@ def load_adapters(path: str | os.PathLike[str], model: LanguageModel) -> Languag
         if not (path / WEIGHTS).exists():
             raise FileNotFoundError(f"{path}: {WEIGHTS} is not here{hint_of_others(path)}")
         tensors, used = open_tensors(path / WEIGHTS), set[str]()
-        places = [_places(form, _linear_layers(model), targets) for form in forms]
+        places = [_places(form, linear_layers(model), targets) for form in forms]
         form, names_of = next(
             (pair for pair in zip(forms, places, strict=True) if _has_all(pair[1], tensors)), (forms[0], places[0])
         )
@@ -116,7 +116,7 @@ def save_adapters(
         OSError: The folder holds adapters already, or cannot be written to.
     """
     folder, dtype, form = Path(path), as_dtype(dtype), _format_of_base(model, base)
-    found = {own: layer for own, layer in _linear_layers(model).items() if type(layer) is LoRALinear}
+    found = {own: layer for own, layer in linear_layers(model).items() if type(layer) is LoRALinear}
     if not found:
         raise ValueError("save_adapters: the model has no adapters; nn.lora, or train --lora, gives it some")
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,13 +216,6 @@ def _places(form: Format, layers: Iterable[str], targets: Collection[str]) -> di
         inner = ".base_layer" * (len(beside) - 1 - beside.index(name)) if name in beside else ""
         found[own] = [module + inner] if name in beside else []
     return found
-
-
-def _linear_layers(model: LanguageModel) -> dict[str, Linear | LoRALinear]:
-    """Return the linear layers of a model by name."""
-    layers: dict[str, Any] = {}
-    replaced(model, layers.setdefault)
-    return layers
 
 
 def _sum(a: np.ndarray, b: np.ndarray, other_a: np.ndarray, other_b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

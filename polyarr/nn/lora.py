@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA): linear layers stay frozen, each beside a product of low rank that is trained."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any, TypeVar, cast
 
@@ -13,7 +13,7 @@ from polyarr.nn.attention import MultiHeadAttention
 from polyarr.nn.experts import GroupedLinear
 from polyarr.nn.init import constant, shapes_only, uniform
 from polyarr.nn.layers import Dropout, Linear
-from polyarr.nn.module import Module
+from polyarr.nn.module import Module, named_modules
 from polyarr.nn.quantized_linear import QuantizedLinear
 from polyarr.ops.elementwise import like
 from polyarr.ops.nn import ACTIVATIONS
@@ -191,8 +191,7 @@ def check_module(name: str, model: Any) -> None:
 
 def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]:
     """Return the paths of the layers that match a pattern, and the matching parts of each; () for a whole layer."""
-    layers: dict[str, Module] = {}
-    replaced(model, layers.setdefault)
+    layers = linear_layers(model)
     if any(type(layer) is LoRALinear for layer in layers.values()):
         raise ValueError("lora: the model has adapters already; merge_lora puts them into its weights")
     pattern = match.replace(".", "/")
@@ -201,24 +200,24 @@ def _chosen(model: Module, match: str) -> dict[str, tuple[tuple[int, int], ...]]
         return bool(pattern) and PurePosixPath(path.replace(".", "/")).match(pattern)
 
     found: dict[str, tuple[tuple[int, int], ...]] = {path: () for path in layers if fits(path)}
-    for path, attention in _attentions(model):
+    attentions = [(path, layer) for path, layer in named_modules(model) if isinstance(layer, MultiHeadAttention)]
+    for path, attention in attentions:
         parts = tuple(rows for name, rows in attention.parts().items() if fits(f"{path}.{name}"))
         if parts and f"{path}.qkv" in layers:
             found.setdefault(f"{path}.qkv", parts)
     if not found:
-        inner = [f"{path}.{name}" for path, attention in _attentions(model) for name in attention.parts()]
+        inner = [f"{path}.{name}" for path, attention in attentions for name in attention.parts()]
         one = f", or of one part, such as {inner[0]}" if inner else ""
         there = f"such as {', '.join([*layers][:_SHOWN])}{one}" if layers else "of which there is none"
         raise ValueError(f"lora: match is {match!r}; it must be a pattern for paths of Linear layers, {there}")
     return found
 
 
-def _attentions(node: Any, path: tuple = ()) -> Iterator[tuple[str, MultiHeadAttention]]:
-    """Iterate over (path, layer) of the attention layers in a tree."""
-    if isinstance(node, MultiHeadAttention):
-        yield ".".join(map(str, path)), node
-    for name, child in (tree.children(node) or {}).items():
-        yield from _attentions(child, (*path, name))
+def linear_layers(model: Module) -> dict[str, Any]:
+    """Return the linear layers of a model, with or without adapters, by path."""
+    layers: dict[str, Any] = {}
+    replaced(model, layers.setdefault)
+    return layers
 
 
 def replaced(node: Any, change: Callable[[str, Any], Any], path: tuple = ()) -> Any:

@@ -238,7 +238,7 @@ class Module(tree.Versioned):
 
     def modules(self) -> Iterator["Module"]:
         """Iterate over this Module and every Module inside it."""
-        return _modules(self)
+        return (module for _, module in named_modules(self))
 
     def __repr__(self) -> str:
         return "\n".join(_described("", self))
@@ -301,11 +301,12 @@ def _assign(node: Any, path: tuple, found: dict[str, Array]) -> Any:
     return node
 
 
-def _modules(node: Any) -> Iterator[Module]:
+def named_modules(node: Any, path: tuple = ()) -> Iterator[tuple[str, Module]]:
+    """Iterate over (path, Module) of a tree, outer ones first; the path of the tree itself is ""."""
     if isinstance(node, Module):
-        yield node
-    for child in (tree.children(node) or {}).values():
-        yield from _modules(child)
+        yield ".".join(map(str, path)), node
+    for name, child in (tree.children(node) or {}).items():
+        yield from named_modules(child, (*path, name))
 
 
 # ---- repr ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from polyarr.core.op import Op
 from polyarr.core.spec import Spec, float32, int64
 from polyarr.nn.experts import GroupedLinear
 from polyarr.nn.layers import Linear
-from polyarr.nn.lora import check_module, merge_lora, replaced
+from polyarr.nn.lora import check_module, linear_layers, merge_lora, replaced
 from polyarr.nn.module import Module
 from polyarr.nn.quantized_linear import QuantizedLinear, check_kind_of_weights
 
@@ -53,9 +53,7 @@ def quantized(model: M, kind: str = "int8") -> M:
 
 def quantized_layers(model: Module) -> dict[str, QuantizedLinear]:
     """Return the quantized layers of a model by their paths, those with adapters without the ".base" of theirs."""
-    layers: dict[str, Any] = {}
-    replaced(model, layers.setdefault)
-    bases = {path: getattr(layer, "base", layer) for path, layer in layers.items()}
+    bases = {path: getattr(layer, "base", layer) for path, layer in linear_layers(model).items()}
     return {path: layer for path, layer in bases.items() if type(layer) is QuantizedLinear}
 
 

@@ -1,7 +1,7 @@
 """Diagnosis of a run that diverged: which layer had the first nan or inf, and what to try."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from polyarr.core.array import Array
 from polyarr.core.precision import use_matmul_precision
 from polyarr.core.spec import FLOATS
 from polyarr.models.decoder import LanguageModel
-from polyarr.nn import Module
+from polyarr.nn.module import named_modules
 from polyarr.optim import loss_scale
 from polyarr.training.checkpoint import CheckpointError, load_checkpoint
 from polyarr.training.files import newest, path_of
@@ -105,7 +105,8 @@ def _in_gradients(run: Run, parts: list[Array]) -> str | None:
 def _with_checks(model: LanguageModel, report: Callable[[str], None]) -> LanguageModel:
     """Return a copy of the model in which each layer reports its path if its result is not finite."""
     model = model.copy()
-    for path, layer in _layers(model):
+    _, *layers = named_modules(model)
+    for path, layer in layers:
         kind = type(layer)
         layer.__class__ = type(kind.__name__, (kind,), {"__call__": _checked(kind.__call__, path, report)})
     return model
@@ -119,14 +120,6 @@ def _checked(called: Callable, path: str, report: Callable[[str], None]) -> Call
         return found
 
     return checked
-
-
-def _layers(node: Any, path: tuple = ()) -> Iterator[tuple[str, Module]]:
-    """Yield every Module inside a tree with its path, inner ones first."""
-    for name, child in (tree.children(node) or {}).items():
-        yield from _layers(child, (*path, str(name)))
-    if path and isinstance(node, Module):
-        yield ".".join(path), node
 
 
 def _are_finite(found: Any) -> bool:
