@@ -17,8 +17,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.names import answering
 from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
 from polyarr.creation import asarray
-from polyarr.ops.fourier import first
-from polyarr.ops.shape import one_axis
+from polyarr.ops.shape import one_axis, part_of
 from polyarr.ops.validation import check_array, number, whole, wholes, within
 
 __all__ = [
@@ -404,7 +403,7 @@ def _fitted(x: Array, axis: int, n: int) -> Array:
         return x
     if more > 0:
         return ops.pad(x, pad_width=tuple((0, more if a == axis else 0) for a in range(x.ndim)))
-    return first(x, axis, n)
+    return part_of(x, axis, 0, n)
 
 
 def _scale(op: str, norm: str, n: int, inverse: bool) -> float:

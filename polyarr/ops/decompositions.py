@@ -25,7 +25,7 @@ from polyarr.ops.functions import exp
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, greater
 from polyarr.ops.reduce import argmax, sum
-from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, reshape, slice, tril
+from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, part_of, reshape, tril
 
 LINALG, EIG = "linalg", "eig"
 
@@ -530,8 +530,7 @@ def pinv(x, rtol):
 
 def significant(s, rtol):
     """Return which singular values exceed rtol times the largest, which is the first."""
-    n, zeros = len(s.shape), (0,) * len(s.shape)
-    first = slice(s, starts=zeros, steps=(1,) * n, shape=(*s.shape[:-1], min(1, s.shape[-1])))
+    first = part_of(s, -1, 0, min(1, s.shape[-1]))
     if not spec_of(rtol).is_number:
         rtol = expand_dims(astype(rtol, dtype=s.dtype), axis=-1)
     return greater(s, multiply(first, rtol))

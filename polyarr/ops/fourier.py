@@ -13,7 +13,7 @@ from polyarr.ops.elementwise import astype, complex, conj, multiply, negative, r
 from polyarr.ops.functions import cos, sin
 from polyarr.ops.joining import concat, pad
 from polyarr.ops.logic import equal, less
-from polyarr.ops.shape import flip, matrix_transpose, moveaxis, one_axis, reshape, slice
+from polyarr.ops.shape import flip, matrix_transpose, moveaxis, one_axis, part_of, reshape
 from polyarr.ops.validation import wholes
 
 MAX_MATRIX = 64  # longest transform that is one product with a matrix
@@ -135,7 +135,7 @@ def dft_of_real(x, *, axis=-1, inverse=False, scale=1.0):
 
     Gradients: x
     """
-    return first(dft(complex(x, 0.0), axis=axis, inverse=inverse, scale=scale), axis, x.shape[axis] // 2 + 1)
+    return part_of(dft(complex(x, 0.0), axis=axis, inverse=inverse, scale=scale), axis, 0, x.shape[axis] // 2 + 1)
 
 
 @composed(infer=_dft_to_real_rule, group="complex")
@@ -167,16 +167,9 @@ def dft_to_real(x, *, n, axis=-1, inverse=True, scale=1.0):
     Gradients: x
     """
     x = moveaxis(x, source=axis, destination=-1)
-    mirrored = conj(flip(first(x, -1, (n + 1) // 2), axis=-1))
-    whole = concat((x, first(mirrored, -1, (n - 1) // 2)), axis=-1)
+    mirrored = conj(flip(part_of(x, -1, 0, (n + 1) // 2), axis=-1))
+    whole = concat((x, part_of(mirrored, -1, 0, (n - 1) // 2)), axis=-1)
     return moveaxis(real_part(dft(whole, axis=-1, inverse=inverse, scale=scale)), source=-1, destination=axis)
-
-
-def first(x, axis: int, n: int):
-    """Return the first n elements along an axis."""
-    shape = [*x.shape]
-    shape[axis] = n
-    return slice(x, starts=(0,) * len(shape), steps=(1,) * len(shape), shape=tuple(shape))
 
 
 # ---- their gradients: the matrix of a transform is symmetric -----------------------------------------------------
@@ -250,7 +243,7 @@ def _by_convolution(x, sign: int):
     chirp = _roots(multiply(multiply(j, j), sign), 2 * n, x)
     back = reshape(conj(chirp), shape=(1, n))
     gap = fill(0, x, shape=(1, size - 2 * n + 1), dtype=x.dtype)
-    spectrum = _transformed(concat((back, gap, first(flip(back, axis=-1), -1, n - 1)), axis=-1), -1)
+    spectrum = _transformed(concat((back, gap, part_of(flip(back, axis=-1), -1, 0, n - 1)), axis=-1), -1)
     padded = pad(multiply(x, chirp), pad_width=(*((0, 0),) * (len(x.shape) - 1), (0, size - n)))
     found = _transformed(multiply(_transformed(padded, -1), spectrum), 1)
-    return multiply(first(found, -1, n), multiply(chirp, 1 / size))
+    return multiply(part_of(found, -1, 0, n), multiply(chirp, 1 / size))

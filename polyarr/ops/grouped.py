@@ -14,7 +14,7 @@ from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, less_equal
 from polyarr.ops.quantized import check_codes, dequantized, quantized_shape, unpacked
 from polyarr.ops.reduce import cumulative_sum, sum
-from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice
+from polyarr.ops.shape import expand_dims, matrix_transpose, part_of, reshape
 
 MAX_PIECES = 8  # products, one after the other, of the tiles of a quantized layer: one piece at a time is dequantized
 TILES_PER_GROUP = 2  # tiles of rows per group, beside one that is not full: more copies of weights, fewer padded rows
@@ -152,10 +152,9 @@ def _of_pieces(tiles, codes, scale, tile_groups, side):
     step, found = max(1, -(-count // MAX_PIECES)), []
     for first in range(0, max(count, 1), step):
         size = min(step, count - first)
-        chosen = slice(tile_groups, (first,), steps=(1,), shape=(size,))
+        chosen = part_of(tile_groups, 0, first, size)
         weight = dequantized(take(codes, chosen, axis=0), take(scale, chosen, axis=0), tiles.dtype)
-        piece = slice(tiles, (first, 0, 0), steps=(1, 1, 1), shape=(size, *tiles.shape[1:]))
-        found.append(matrix_product(piece, side(weight)))
+        found.append(matrix_product(part_of(tiles, 0, first, size), side(weight)))
     y = concat(found, axis=0)
     return reshape(y, shape=(count * y.shape[1], y.shape[2]))
 
@@ -196,7 +195,7 @@ def _tiles(groups, count):
     first = multiply(subtract(ends, full), tile)  # (E,): first slot of each group
     slots = sum(where(chosen, add(subtract(ranks, 1), first), 0), axis=1)  # (N,)
     number = expand_dims(iota(0, 1, groups, size=tiles, dtype=int64), axis=1)  # (T, 1)
-    before = slice(ends, (0,), steps=(1,), shape=(count - 1,))  # unused tiles belong to the last group
+    before = part_of(ends, 0, 0, count - 1)  # unused tiles belong to the last group
     return slots, sum(astype(less_equal(before, number), dtype=int64), axis=1), tile
 
 

@@ -12,7 +12,7 @@ from polyarr.ops.joining import concat
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, not_equal
 from polyarr.ops.nn import check_reduction, cross_entropy, linear, reduced, softmax
-from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, slice
+from polyarr.ops.shape import expand_dims, matrix_transpose, part_of, reshape
 from polyarr.ops.validation import whole, within
 
 MAX_LOGITS_BYTES = 1 << 29  # bytes: the logits of a chunk
@@ -180,15 +180,8 @@ def _chunks(rows_at_once, weight, *arrays):
         if each < 1:
             raise ValueError(f"linear_cross_entropy: rows_at_once is {each}; it must be at least 1")
     for first in range(0, max(rows, 1), each):
-        yield tuple(_rows_from(a, first, min(each, rows - first)) for a in arrays)
-
-
-def _rows_from(a, first, count):
-    """Return `count` rows of a, from row `first` on."""
-    if count == a.shape[0]:
-        return a
-    zeros = (0,) * (len(a.shape) - 1)
-    return slice(a, (first, *zeros), steps=(1, *(1 for _ in zeros)), shape=(count, *a.shape[1:]))
+        count = min(each, rows - first)
+        yield tuple(a if count == rows else part_of(a, 0, first, count) for a in arrays)
 
 
 def _rows(x):

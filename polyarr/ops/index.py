@@ -7,7 +7,7 @@ from polyarr.core.spec import Spec, broadcast, check_kind, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import fill, iota
 from polyarr.ops.elementwise import add, multiply
-from polyarr.ops.shape import broadcast_to, one_axis, reshape, slice
+from polyarr.ops.shape import broadcast_to, one_axis, part_of, reshape
 from polyarr.ops.validation import whole
 
 
@@ -302,8 +302,7 @@ def argtopk(x, *, k, axis=-1):
 
     Gradients: none
     """
-    shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-    return slice(argsort(x, axis=axis, descending=True), starts=(0,) * len(shape), steps=(1,) * len(shape), shape=shape)
+    return part_of(argsort(x, axis=axis, descending=True), axis, 0, k)
 
 
 argtopk.vjp(x=None)

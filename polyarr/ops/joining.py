@@ -8,7 +8,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import Spec, described
 from polyarr.ops.create import fill, shape_of
-from polyarr.ops.shape import broadcast_to, expand_dims, one_axis, reshape, slice, slice_update, squeeze
+from polyarr.ops.shape import broadcast_to, expand_dims, one_axis, part_of, reshape, slice_update, squeeze
 from polyarr.ops.validation import whole, wholes
 
 
@@ -53,9 +53,7 @@ def _parts(g, lengths, axis: int):
     """Return g split along axis into slices of these lengths."""
     found, start = [], 0
     for length in lengths:
-        shape = (*g.shape[:axis], length, *g.shape[axis + 1 :])
-        starts = tuple(start if i == axis and length else 0 for i in range(len(g.shape)))
-        found.append(slice(g, starts=starts, steps=(1,) * len(g.shape), shape=shape))
+        found.append(part_of(g, axis, start, length))
         start += length
     return tuple(found)
 

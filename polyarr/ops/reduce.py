@@ -15,7 +15,7 @@ from polyarr.ops.elementwise import add, astype, divide, isfinite, like, multipl
 from polyarr.ops.functions import exp, log, sqrt
 from polyarr.ops.joining import concat
 from polyarr.ops.logic import equal, not_equal
-from polyarr.ops.shape import broadcast_to, flip, permute_dims, reshape, slice, squeeze
+from polyarr.ops.shape import broadcast_to, flip, part_of, permute_dims, reshape, squeeze
 from polyarr.ops.validation import number, whole, wholes
 
 
@@ -303,9 +303,9 @@ def running_products(x, axis: int):
 
 def _after_ones(x, axis: int, count: int):
     """Return x moved back along an axis by `count` elements, with ones in front."""
-    earlier, front = ((*x.shape[:axis], n, *x.shape[axis + 1 :]) for n in (x.shape[axis] - count, count))
+    front = (*x.shape[:axis], count, *x.shape[axis + 1 :])
     ones = broadcast_to(fill(1, x, shape=(1,), dtype=x.dtype), shape=front)
-    return concat([ones, slice(x, starts=(0,) * x.ndim, steps=(1,) * x.ndim, shape=earlier)], axis=axis)
+    return concat([ones, part_of(x, axis, 0, x.shape[axis] - count)], axis=axis)
 
 
 def _reversed_sum(g, axis: int):

@@ -367,6 +367,13 @@ slice_update.vjp(
 )
 
 
+def part_of(x, axis: int, start: int, length: int):
+    """Return `length` elements of x along an axis, from `start` on."""
+    n, axis = len(x.shape), axis % len(x.shape)
+    starts = tuple(start if i == axis and length else 0 for i in range(n))
+    return slice(x, starts=starts, steps=(1,) * n, shape=(*x.shape[:axis], length, *x.shape[axis + 1 :]))
+
+
 # ---- triangles ---------------------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
 from polyarr.ops.create import NATURAL, fill
 from polyarr.ops.elementwise import subtract
-from polyarr.ops.shape import one_axis
+from polyarr.ops.shape import one_axis, part_of
 from polyarr.ops.validation import check_array, check_fits, whole
 
 
@@ -272,7 +272,7 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
     found = joining.concat(parts, axis=at) if len(parts) > 1 else x
     for _ in range(min(n, found.shape[at])):
         count = max(found.shape[at] - 1, 0)
-        found = subtract(_part(found, at, found.shape[at] - count, count), _part(found, at, 0, count))
+        found = subtract(part_of(found, at, found.shape[at] - count, count), part_of(found, at, 0, count))
     return found
 
 
@@ -301,17 +301,8 @@ def count_nonzero(x: Array, *, axis: Any = None, keepdims: bool = False) -> Arra
     return reduce.sum(reduce.nonzero_mask(x), axis=axis, keepdims=keepdims)
 
 
-def _with_length(x: Array, axis: int, length: int) -> tuple[int, ...]:
-    return (*x.shape[:axis], length, *x.shape[axis + 1 :])
-
-
-def _part(x: Array, axis: int, start: int, length: int) -> Array:
-    """Return `length` elements of x along axis."""
-    starts = tuple(start if i == axis and length else 0 for i in range(x.ndim))
-    return shapes.slice(x, starts=starts, steps=(1,) * x.ndim, shape=_with_length(x, axis, length))
-
-
 def _prepended(number: int, x: Array, axis: int | None) -> Array:
     """Return x with one more element, a number, in front of it along axis."""
     at = one_axis("concat", x, 0 if axis is None else axis)
-    return joining.concat([fill(number, x, shape=_with_length(x, at, 1), dtype=x.dtype), x], axis=at)
+    first = fill(number, x, shape=(*x.shape[:at], 1, *x.shape[at + 1 :]), dtype=x.dtype)
+    return joining.concat([first, x], axis=at)
