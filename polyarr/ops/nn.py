@@ -9,13 +9,13 @@ from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32
 from polyarr.core.spec import Spec as Spec_
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import fill
-from polyarr.ops.elementwise import add, astype, clip, divide, isfinite, like, multiply, square, subtract, where
+from polyarr.ops.elementwise import add, astype, clip, divide, like, multiply, square, subtract, where
 from polyarr.ops.functions import erf, exp, log, relu, rsqrt, silu, tanh
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
-from polyarr.ops.logic import bitwise_right_shift, equal, greater_equal, less, not_equal
+from polyarr.ops.logic import bitwise_right_shift, greater_equal, less, not_equal
 from polyarr.ops.random import random_bits
-from polyarr.ops.reduce import axis_of, max, mean, sum
+from polyarr.ops.reduce import axis_of, masked_softmax, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
 from polyarr.ops.validation import number, within
 
@@ -517,17 +517,7 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
         t, s = scores.shape[-2:]
         seen = tril(fill(True, scores, shape=(t, s), dtype=bool_), k=s - t)
         scores = where(seen, scores, -math.inf)
-    weights = _masked_softmax(scores)
+    weights = masked_softmax(scores, -1) if scores.shape[-1] else scores
     if dropout_rate:
         weights = dropout(weights, key, counter, rate=dropout_rate)
     return matrix_product(weights, v, precision=precision)
-
-
-def _masked_softmax(scores):
-    """Return softmax over the last axis, and zeros where every score is -inf."""
-    if scores.shape[-1] == 0:
-        return scores
-    top = max(scores, axis=-1, keepdims=True)
-    e = exp(subtract(scores, where(isfinite(top), top, 0)))
-    total = sum(e, axis=-1, keepdims=True)
-    return divide(e, where(equal(total, 0), 1, total))

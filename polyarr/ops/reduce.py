@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
@@ -405,7 +406,7 @@ def mean(x, *, axis=None, keepdims=False):
 
     Gradients: x
     """
-    check_kind("mean", "x", _spec(x), "inexact")
+    check_kind("mean", "x", spec_of(x), "inexact")
     axis = axes_of("mean", x, axis)
     return divide(sum(x, axis=axis, keepdims=keepdims), float(_count(x, axis)))
 
@@ -434,7 +435,7 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
 
     Gradients: x
     """
-    check_kind("var", "x", _spec(x), "floating")
+    check_kind("var", "x", spec_of(x), "floating")
     axis = axes_of("var", x, axis)
     correction = number("var", "correction", correction)
     centred = subtract(x, mean(x, axis=axis, keepdims=True))
@@ -514,15 +515,16 @@ logsumexp.vjp(x=lambda g, x, axis: _softmax_times(g, x, axis))
 def _softmax_times(g, x, axis):
     """Return g times the softmax of x. exp(x - out) would multiply the rounding error of a large out."""
     axes = axes_of("logsumexp", x, axis)
-    top = max(x, axis=axes, keepdims=True)
+    return multiply(_broadcast_back(g, x, axes), masked_softmax(x, axes))
+
+
+def masked_softmax(x, axis):
+    """Return softmax over axes, and zeros where all elements along them are -inf."""
+    top = max(x, axis=axis, keepdims=True)
     e = exp(subtract(x, where(isfinite(top), top, 0)))
-    total = sum(e, axis=axes, keepdims=True)
-    return multiply(_broadcast_back(g, x, axes), divide(e, where(equal(total, 0), 1, total)))
+    total = sum(e, axis=axis, keepdims=True)
+    return divide(e, where(equal(total, 0), 1, total))
 
 
 def _count(x, axis) -> int:
     return math.prod(x.shape[a] for a in axes_of("mean", x, axis))
-
-
-def _spec(x) -> Spec:
-    return x if type(x) is Spec else x.spec
