@@ -29,7 +29,6 @@ from polyarr.ops.spatial import (
     per_axis,
     spans,
     unpadded,
-    volume,
 )
 from polyarr.ops.validation import whole
 
@@ -110,7 +109,7 @@ def sum_windows(x, *, shape, stride=1, dilation=1):
     """
     axes = len(shape)
     b, c, out, kernel = x.shape[0], x.shape[-1], x.shape[1 : 1 + axes], x.shape[1 + axes : -1]
-    flat = reshape(x, shape=(b, *out, volume(kernel), c))
+    flat = reshape(x, shape=(b, *out, math.prod(kernel), c))
     total, steps = fill(0, x, shape=(b, *shape, c), dtype=x.dtype), (1, *stride, 1)
     ones, window = (1,) * (axes + 3), (b, *out, c)
     for i, starts in enumerate(_starts(kernel, dilation)):
@@ -163,7 +162,7 @@ def _product_rule(x, weight, *, precision, **given):
 def _columns(x, kernel, *, stride, padding, dilation, groups):
     """Return all windows of x (im2col) as one matrix per group: (groups, b * windows, k * c / groups)."""
     found = windows(padded(x, padding), kernel=kernel, stride=stride, dilation=dilation)
-    rows, places, c = math.prod(found.shape[: 1 + len(kernel)]), volume(kernel), x.shape[-1] // groups
+    rows, places, c = math.prod(found.shape[: 1 + len(kernel)]), math.prod(kernel), x.shape[-1] // groups
     apart = permute_dims(reshape(found, shape=(rows, places, groups, c)), axes=(2, 0, 1, 3))
     return reshape(apart, shape=(groups, rows, places * c)), found.shape[: 1 + len(kernel)]
 
@@ -245,7 +244,7 @@ def conv_input_gradient(g, weight, *, shape, stride=1, padding=0, dilation=1, gr
     """
     b, kernel, c = g.shape[0], weight.shape[1:-1], weight.shape[-1]
     columns = matrix_product(_rows(g, groups), _matrices(weight, groups), precision=precision)
-    places = volume(kernel)
+    places = math.prod(kernel)
     apart = reshape(columns, shape=(groups, math.prod(g.shape[:-1]), places, c))
     found = reshape(permute_dims(apart, axes=(1, 2, 0, 3)), shape=(b, *g.shape[1:-1], *kernel, groups * c))
     around = tuple(m + sum(p) for m, p in zip(shape, padding, strict=True))

@@ -18,7 +18,7 @@ from polyarr.ops.logic import equal, less
 from polyarr.ops.reduce import argmax, mean, sum
 from polyarr.ops.reduce import max as largest
 from polyarr.ops.shape import expand_dims, reshape, slice
-from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans, volume
+from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans
 from polyarr.ops.validation import number
 
 MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
@@ -79,14 +79,14 @@ def max_pool(x, *, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
     more = _extended_padding(x, kernel, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)
     found = windows(padded(x, more, -math.inf), kernel=kernel, stride=stride, dilation=dilation)
     b, *out, c = found.shape[: 1 + len(kernel)] + found.shape[-1:]
-    each = reshape(found, shape=(b, *out, volume(kernel), c))
+    each = reshape(found, shape=(b, *out, math.prod(kernel), c))
     first = argmax(each, axis=-2, keepdims=True)
     if any(map(any, more)):  # if all elements are -inf, choose the first of x, not of the padding
         ones = padded(fill(1, x, shape=(1, *x.shape[1:-1], 1), dtype=x.dtype), more)
         inside = windows(ones, kernel=kernel, stride=stride, dilation=dilation)
-        real = argmax(reshape(inside, shape=(1, *out, volume(kernel), 1)), axis=-2, keepdims=True)
+        real = argmax(reshape(inside, shape=(1, *out, math.prod(kernel), 1)), axis=-2, keepdims=True)
         first = where(equal(largest(each, axis=-2, keepdims=True), -math.inf), real, first)
-    places = reshape(iota(0, 1, x, size=volume(kernel), dtype=int64), shape=(-1, 1))
+    places = reshape(iota(0, 1, x, size=math.prod(kernel), dtype=int64), shape=(-1, 1))
     # A mask instead of a gather: its gradient needs no scatter.
     return sum(where(equal(places, first), each, 0), axis=-2)
 
@@ -130,7 +130,7 @@ def mean_pool(x, *, kernel, stride=None, padding=0, ceil_mode=False, count_inclu
     total = sum(windows(padded(x, more), kernel=kernel, stride=stride), axis=axes)
     counted = padding if count_include_pad else ((0, 0),) * len(kernel)
     if divisor is not None or more == counted:
-        return divide(total, volume(kernel) if divisor is None else divisor)
+        return divide(total, math.prod(kernel) if divisor is None else divisor)
     lengths = tuple(n + before + after for n, (before, after) in zip(x.shape[1:-1], counted, strict=True))
     ones = fill(1, x, shape=(1, *lengths, 1), dtype=x.dtype)
     rest = tuple((a - c, b - d) for (a, b), (c, d) in zip(more, counted, strict=True))

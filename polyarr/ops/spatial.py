@@ -1,6 +1,5 @@
 """Parameters per spatial axis, which ops of images and sequences share. Every error names its op."""
 
-import math
 import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -146,8 +145,3 @@ def images(op: str, name: str, x: Spec, axes: int | None = None) -> Lengths:
         required = f"{axes + 2} axes" if axes else "3, 4 or 5 axes"
         raise ShapeError(f"{op}: {name} is {x}; it must have {required}, batch first and channels last")
     return x.shape[1:-1]
-
-
-def volume(lengths: Lengths) -> int:
-    """Return the number of elements of a window."""
-    return math.prod(lengths)
