@@ -11,10 +11,10 @@
 //          ACTIVATION                      none, relu, silu, gelu or gelu_tanh
 //          WIDE                            elements of a vector register: partial sums per element of y, 4, 8 or 16
 //          M, COLUMNS                      rows and columns of a tile
+#include "tile_sums.cl"
 
 #define BLOCK 32
 #define PIECES (BLOCK / WIDE)
-typedef PASTE(ACC, WIDE) Lanes;
 typedef PASTE(char, WIDE) Piece;
 typedef Lanes UnalignedLanes __attribute__((aligned(4)));
 typedef char16 UnalignedHalf __attribute__((aligned(1)));
@@ -34,9 +34,6 @@ typedef char16 UnalignedHalf __attribute__((aligned(1)));
 
 // Chunks of blocks are summed on their own and then added with Kahan's compensation, so that long sums stay accurate.
 #define CHUNK 64L
-#define EACH_ROW_OF_TILE _Pragma("unroll") for (int g = 0; g < M; g++)
-#define EACH_COLUMN_OF_TILE _Pragma("unroll") for (int h = 0; h < COLUMNS; h++)
-#define EACH_SUM EACH_ROW_OF_TILE EACH_COLUMN_OF_TILE
 #define EACH_PIECE _Pragma("unroll") for (int p = 0; p < PIECES; p++)
 
 // read_codes loads the codes of a block, which begins at column d of a row; weights_of are their p-th piece as floats, times
@@ -76,28 +73,6 @@ static inline Lanes weights_of(Codes codes, int p, ACC scale) { return WIDEN_PIE
 static inline void read_scales(ACC *widened, __global const SCALE_T *scale, int count) {
     WIDELY
     for (int i = 0; i < count; i++) widened[i] = SCALE_LOAD(scale, i);
-}
-
-// Kahan's compensated addition; a sum that is not finite has lost nothing.
-static inline void add_part(Lanes *total, Lanes *lost, Lanes part) {
-    const Lanes added = part - *lost, next = *total + added, error = (next - *total) - added;
-    *lost = error == error ? error : (Lanes)(0);
-    *total = next;
-}
-
-static inline ACC sum_of(Lanes lanes) {
-#if WIDE == 16
-    const PASTE(ACC, 8) eight = lanes.lo + lanes.hi;
-#else
-    const Lanes eight = lanes;
-#endif
-#if WIDE >= 8
-    const PASTE(ACC, 4) four = eight.lo + eight.hi;
-#else
-    const Lanes four = eight;
-#endif
-    const PASTE(ACC, 2) two = four.lo + four.hi;
-    return two.x + two.y;
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void gemv_quantized(

@@ -11,9 +11,9 @@
 //          WIDE                    floats of a vector register: partial sums per element of out
 //          M, COLUMNS              rows and columns of a tile
 
+#include "tile_sums.cl"
 #include "vectors.cl"
 
-typedef PASTE(float, WIDE) Lanes;
 typedef PASTE(uint, WIDE) Words __attribute__((aligned(2)));
 typedef struct { Lanes first, second; } Terms;  // STEP terms, in an order that is the same for x and y
 DEFINE_READ(WIDE)
@@ -22,9 +22,6 @@ DEFINE_READ(WIDE)
 // Chunks are summed on their own and then added with Kahan's compensation, so that long sums stay accurate.
 #define CHUNK 128L
 #define STEP (2 * WIDE)
-#define EACH_ROW_OF_TILE _Pragma("unroll") for (int g = 0; g < M; g++)
-#define EACH_COLUMN_OF_TILE _Pragma("unroll") for (int h = 0; h < COLUMNS; h++)
-#define EACH_SUM EACH_ROW_OF_TILE EACH_COLUMN_OF_TILE
 #define ADD_TERMS(READ_TERMS) { \
         Terms right[COLUMNS]; \
         EACH_COLUMN_OF_TILE right[h] = READ_TERMS(row[h] + d); \
@@ -52,26 +49,6 @@ static inline Terms read_some(__global const T *p, long count) {
     union { Terms all; float each[STEP]; } found;
     for (int w = 0; w < STEP; w++) found.each[w] = w < count ? LOAD(p, w) : 0;
     return found.all;
-}
-
-static inline float sum_of(Lanes lanes) {
-#if WIDE == 16
-    const float8 eight = lanes.lo + lanes.hi;
-    const float4 four = eight.lo + eight.hi;
-#elif WIDE == 8
-    const float4 four = lanes.lo + lanes.hi;
-#else
-    const float4 four = lanes;
-#endif
-    const float2 two = four.lo + four.hi;
-    return two.x + two.y;
-}
-
-// Kahan's compensated addition; a sum that is not finite has lost nothing.
-static inline void add_part(Lanes *total, Lanes *lost, Lanes part) {
-    const Lanes added = part - *lost, next = *total + added, error = (next - *total) - added;
-    *lost = error == error ? error : (Lanes)(0);
-    *total = next;
 }
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void matmul(
