@@ -5,6 +5,8 @@
 //
 // Sums of elements, and their products with and quotients by numbers of type ACC, are written as such.
 
+#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
+
 #if COMPLEX
 typedef Complex Element;
 #define ELEMENT(real) ((Element)(real, 0))

@@ -14,7 +14,6 @@
 #include "complex_arithmetic.cl"
 #include "elements.cl"
 
-#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define WAIT if (WG > 1) barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 #define LANES_X (WG < 32 ? WG : 32)  // work-items along a row
 #define LANES_Y (WG / LANES_X)

@@ -26,7 +26,6 @@
 #include "complex_arithmetic.cl"
 #include "elements.cl"
 
-#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define WAIT if (WG > 1) barrier(CLK_LOCAL_MEM_FENCE);
 #define SIZE (2 * HALF)
 #define LANES_X (WG < SIZE ? WG : SIZE)  // work-items along a row

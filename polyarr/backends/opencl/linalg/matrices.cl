@@ -19,8 +19,6 @@
 #include "complex_arithmetic.cl"
 #include "elements.cl"
 
-#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
-
 DEFINE_JOIN(group_max, ACC, WG, MAX)
 
 __kernel GROUP void measure(__global const T *restrict x, __global ACC *restrict scales, FAULT, const int message,

@@ -12,7 +12,6 @@
 #include "complex_arithmetic.cl"
 #include "elements.cl"
 
-#define GROUP __attribute__((reqd_work_group_size(WG, 1, 1)))
 #define EQUATION(t) (upward ? width - 1 - (t) : (t))  // its row, in the order in which they are solved
 
 __kernel GROUP void substitute(__global const Element *restrict m, __global Element *b,
