@@ -79,13 +79,9 @@ _default = Generator(secrets.randbits(64))
 _scoped: ContextVar[Generator | None] = ContextVar("polyarr_generator", default=None)
 
 
-def _generator() -> Generator:
-    return _scoped.get() or _default
-
-
 def current() -> Generator:
     """Return the generator that draws in this context."""
-    return _generator()
+    return _scoped.get() or _default
 
 
 def seed(value: int) -> None:
@@ -105,7 +101,7 @@ def seed(value: int) -> None:
     """
     if not isinstance(value, int):
         raise TypeError(f"random.seed: got {type(value).__name__}; it must be an int")
-    _generator().restart(value, 0)
+    current().restart(value, 0)
 
 
 def get_state() -> State:
@@ -120,7 +116,7 @@ def get_state() -> State:
         >>> pa.random.get_state()
         (7, 0)
     """
-    return _generator().seed, _generator().counter
+    return current().seed, current().counter
 
 
 def set_state(state: State) -> None:
@@ -140,7 +136,7 @@ def set_state(state: State) -> None:
         >>> bool(pa.random.uniform() == x)
         True
     """
-    _generator().restart(*_checked("random.set_state", state))
+    current().restart(*_checked("random.set_state", state))
 
 
 def restored(state: State) -> AbstractContextManager[None]:
@@ -194,17 +190,17 @@ def draw() -> State:
         >>> pa.random.draw()
         (7, 1)
     """
-    return _generator().draw()
+    return current().draw()
 
 
 def reserve(count: int) -> State:
     """Return the state and skip `count` draws, which the caller makes itself, as a compiled function does."""
-    return _generator().reserve(whole("random.reserve", "count", count))
+    return current().reserve(whole("random.reserve", "count", count))
 
 
 def release(state: State, count: int) -> None:
     """Undo reserve(count), which returned this state, unless something was drawn since: the draws were not made."""
-    _generator().release(state, count)
+    current().release(state, count)
 
 
 def bits(shape: Any) -> Array:
