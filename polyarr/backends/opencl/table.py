@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polyarr import ops
-from polyarr.backends.opencl.attention import attention, attention_decode, cache_update
+from polyarr.backends.opencl.attention import attention, cache_update
 from polyarr.backends.opencl.convolution import batch_norm, conv, pool
 from polyarr.backends.opencl.copying import create, shape
 from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elementwise, gelu, random
 from polyarr.backends.opencl.fft import spectra
-from polyarr.backends.opencl.gemm import gated_linear, grouped, linear, matmul, quantized_linear
+from polyarr.backends.opencl.gemm import grouped, linear, matmul, quantized_linear
 from polyarr.backends.opencl.indexing import embedding, index, segments
 from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
@@ -18,7 +18,6 @@ from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.planning import PlanningDevice
-from polyarr.backends.opencl.runtime.vendor import vendor
 from polyarr.backends.opencl.sorting import sort, topk
 from polyarr.core.backend import Fused
 from polyarr.core.op import Op
@@ -103,23 +102,6 @@ PAIRS: dict[Op, tuple[Any, ...]] = {
     ops.cross_entropy: (cross_entropy.cross_entropy, cross_entropy.cross_entropy_backward),
     ops.attention: (attention.forward, attention.backward),
 }
-
-
-def families() -> dict[str, tuple[Any, ...]]:
-    """Return the variants of each family that has several, in the order in which they are asked."""
-    own = vendor()
-    return {
-        "gemm": (*own.gemv, *own.gemm, *matmul.VARIANTS),
-        "quantized linear": (*own.quantized, *quantized_linear.VARIANTS),
-        "gated linear": (*own.gated, *gated_linear.VARIANTS),
-        "linear gradient": linear.VARIANTS,
-        "attention": (*own.attention, *attention.VARIANTS),
-        "decode attention": (*own.few_queries, *attention_decode.KERNELS),
-        "conv": (conv.DEPTHWISE, *own.convolution, conv.GROUPED, conv.IM2COL),
-        "sort": sort.VARIANTS,
-        "top-k": topk.VARIANTS,
-        "segments": segments.VARIANTS,
-    }
 
 
 def make_kernels(device: Device) -> dict[Any, Callable | Fused]:

@@ -378,7 +378,6 @@ TILED = (
     Variant("tiled", "products on CPUs: packed panels, a tile in registers", _cpu_plan, "cpu"),
     Variant("tiled", "products on GPUs: a tile per work-group, or shared by several", _gpu_plan, "gpu"),
 )
-VARIANTS = *gemv.VARIANTS, *TILED  # the portable ones; a vendor's are asked before them
 
 
 # ---- which tiles -------------------------------------------------------------------------------------------
