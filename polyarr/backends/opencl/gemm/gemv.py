@@ -20,7 +20,7 @@ MAX_LOADS_IN_FLIGHT = 4  # vector loads of a column that a work-item issues befo
 MIN_LANES, MAX_LANES = 32, 128  # work-items that reduce one column together
 MIN_COLUMNS_FOR_FEW_LANES = 2**13  # columns from which on fewer lanes per column suffice
 MAX_SKINNY_ROWS = 4  # always skinny up to here; beyond, only if the operand is large and contiguous along k
-MAX_TILED_ROWS = 32  # rows up to which a CPU computes tiles without packing an operand
+MAX_TILED_ROWS = 64  # rows up to which a CPU computes tiles without packing an operand
 MIN_COLUMNS = 256  # columns from which on all units have some to read
 MAX_SERIAL_TERMS = 128  # terms of one running sum
 ITEMS = 128  # work-items of a GPU's work-group
@@ -124,8 +124,8 @@ def _plan_rows(
 def _rows_shape(device: Device, dtype: np.dtype, p: Problem, aligned: tuple[bool, bool]) -> LaunchShape:
     """Plan tiles whose sums fit into the registers of a CPU."""
     wide = vector_width(device)
-    rows = min(_power(p.m), 8 if wide == 16 else 4)
-    columns = 4 if rows <= 2 else 2
+    rows = min(_power(p.m), 4)
+    columns = 4 if rows <= 2 or wide == 16 else 2
     each = blocks_in(device.geometry.gemv_columns(p.n, True), columns) * columns
     return LaunchShape("gemv_rows", {"WIDE": wide, "M": rows, "COLUMNS": columns}, (1, 1, 1), each, (each,))
 
@@ -192,7 +192,7 @@ def _power(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
-FEW_ROWS = Variant("gemv_rows", "up to 32 rows of 16- or 32-bit floats read along k, on CPUs", _plan_rows, "cpu")
+FEW_ROWS = Variant("gemv_rows", "up to 64 rows of 16- or 32-bit floats read along k, on CPUs", _plan_rows, "cpu")
 VARIANTS = (
     FEW_ROWS,
     Variant("gemv", "up to 4 rows or columns, or operands far apart, on CPUs", partial(_plan, _cpu_shape), "cpu"),

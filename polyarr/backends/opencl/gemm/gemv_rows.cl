@@ -22,6 +22,7 @@ DEFINE_READ(WIDE)
 // Chunks are summed on their own and then added with Kahan's compensation, so that long sums stay accurate.
 #define CHUNK 128L
 #define STEP (2 * WIDE)
+#define AT (g * COLUMNS + h)
 #define ADD_TERMS(READ_TERMS) { \
         Terms right[COLUMNS]; \
         EACH_COLUMN_OF_TILE right[h] = READ_TERMS(row[h] + d); \
@@ -69,6 +70,7 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void matmul(
             EACH_ROW_OF_TILE x_rows[g] = x + x_start + MIN(r + g, m - 1) * x_row;
             EACH_SUM total[g][h] = lost[g][h] = (Lanes)(0);
             for (long d = 0; d < k;) {
+                const bool is_first = !d;
                 const long whole = MIN(CHUNK * WIDE, k - d) / STEP;
                 Lanes part[M][COLUMNS];
                 EACH_SUM part[g][h] = (Lanes)(0);
@@ -77,13 +79,23 @@ __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void matmul(
                     if (d < k) ADD_TERMS(READ_SOME)
                     d = k;
                 }
-                EACH_SUM add_part(&total[g][h], &lost[g][h], part[g][h]);
+                if (is_first) {
+                    EACH_SUM total[g][h] = part[g][h];
+                } else {
+                    EACH_SUM add_part(&total[g][h], &lost[g][h], part[g][h]);
+                }
             }
+            ACC found[M * COLUMNS], activated[M * COLUMNS];
+            EACH_SUM {
+                const long i = MIN(r + g, m - 1), j = MIN(column + h, n - 1);
+                found[AT] = sum_of(total[g][h]) + (BIAS ? LOAD(bias, i * bias_row + j * bias_column) : 0);
+            }
+            // One loop over the tile, which the compiler turns into vectors.
+            WIDELY for (int e = 0; e < M * COLUMNS; e++) activated[e] = ACTIVATE(found[e]);
             EACH_SUM if (r + g < m && column + h < end) {
-                const long i = r + g, j = column + h, at = i * out_row + j * out_column;
-                const ACC v = sum_of(total[g][h]) + (BIAS ? LOAD(bias, i * bias_row + j * bias_column) : 0);
-                if (SAVE) STORE(saved, at, v);
-                STORE(out, at, ACTIVATE(v));
+                const long at = (r + g) * out_row + (column + h) * out_column;
+                if (SAVE) STORE(saved, at, found[AT]);
+                STORE(out, at, activated[AT]);
             }
         }
     }

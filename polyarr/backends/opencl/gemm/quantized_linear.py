@@ -89,6 +89,6 @@ def _cpu_plan(
 
 
 VARIANTS = (
-    Variant("gemv_quantized", "up to 32 rows on CPUs", _gemv_on_cpu, "cpu"),
+    Variant("gemv_quantized", "up to 64 rows on CPUs", _gemv_on_cpu, "cpu"),
     Variant("gemv", "up to 8 rows on GPUs", _gemv_on_gpu, "gpu"),
 )

@@ -23,7 +23,7 @@ class CpuGeometry:
 
     kind = "cpu"
     gemv_rows = 4  # most rows of a GEMV that reads much along k
-    quantized_rows = 32  # most rows that read a quantized weight in place
+    quantized_rows = 64  # most rows that read a quantized weight in place
     widens_products = True  # whether products of 16-bit floats are faster in float32
     is_measured = True  # its processor is the host's, whose peak can be timed on one core
     packs, is_timed_in_part = True, True  # products pack operands; tuning times a part of large work

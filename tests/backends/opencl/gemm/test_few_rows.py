@@ -27,13 +27,13 @@ def _width(request, monkeypatch, backend):
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_rows_do_not_depend_on_their_number(n, k, dtype):
     generator = np.random.default_rng(n)
-    given = [pa.asarray(generator.standard_normal(shape)).astype(dtype) for shape in ((32, k), (n, k), (n,))]
+    given = [pa.asarray(generator.standard_normal(shape)).astype(dtype) for shape in ((64, k), (n, k), (n,))]
     x, weight, bias = (array.astype("float64").numpy() for array in given)
     wanted = x @ weight.T + bias
     magnitude = np.abs(x) @ np.abs(weight).T + np.abs(bias)
     whole = pa.linear(*given).astype("float32").numpy()
     assert np.abs((whole - wanted) / magnitude).max() < 4e-7 + ROUNDING[dtype]
-    for rows in (1, 2, 3, 4, 5, 8, 13, 29):
+    for rows in (1, 2, 3, 4, 5, 8, 13, 29, 33, 60):
         some = pa.linear(given[0][3 : 3 + rows], *given[1:]).astype("float32").numpy()
         np.testing.assert_array_equal(some, whole[3 : 3 + rows])
 
