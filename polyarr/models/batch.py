@@ -15,18 +15,15 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.drafting import Drafting, accepted, set_span
 from polyarr.models.generation import cache_capacity, sampled
 from polyarr.models.logprobs import Logprobs, prompt_logprobs
+from polyarr.models.parts import INPUTS, Parts
 from polyarr.models.prompts import CHUNK, UNIT, Kind, Pass, Prompts, Text, row_of
 from polyarr.models.sampling import Sampling, history_of
 from polyarr.models.speculation import PENALTIES
 from polyarr.nn import KeyValueCache
 
-# Steps for which a part of the caches must give the bits of the whole: as many as give _PROOFS logits, within limits.
-_PROOFS, _LEAST_STEPS, _MOST_STEPS = 2**16, 4, 32
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept
+_MAX_COUNTS = 32  # numbers of rows that are sampled, for each of which a kind has a program
 _MAX_PASSES = 16  # shapes of passes of prompts, after each of which a kind has a program for the first tokens
-# Rows of the inputs of a step: the position of the last token; the random number, in units of UNIT; the number of the
-# text's kind of sampling.
-_INPUTS = ("position", "unit", "kind")
 
 
 class Sampled(NamedTuple):
@@ -42,13 +39,6 @@ class Sampled(NamedTuple):
     row: int
     token: int | None
     logprobs: tuple[np.ndarray, ...] | None
-
-
-class _Part(NamedTuple):
-    """Part of the caches: the first rows, and the first positions of each."""
-
-    rows: int
-    span: int
 
 
 class _Launched(NamedTuple):
@@ -68,9 +58,9 @@ class Batch:
     those of this one. Prompts are computed in chunks, so that a long one does not hold up the others. Whole chunks with
     which the prompt of a row begins, too, are copied from its caches, also after its text has ended (prefix reuse).
 
-    The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes fewer than all
-    rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of them give,
-    which is measured at the beginning.
+    The tokens of a text, to the bit, do not depend on which other texts there are. So a step computes and samples fewer
+    than all rows, and reads fewer than all positions of the caches, only where the device gives the bits that all of
+    them give, which is measured at the beginning.
 
     Args:
         model: A language model. The batch keeps a copy in evaluation mode.
@@ -117,10 +107,9 @@ class Batch:
         self._state: dict[Kind, _State] = {}
         self._last = creation.zeros((rows, 1), dtype=int32)  # the last token of each row
         self._launched: list[_Launched] = []
-        self._logits = compile(_logits, constants="count", donate="caches")
-        self._logits.many = _MAX_KINDS
-        self._choose, self._first = _samplers()
-        self._parts = self._equal_parts()
+        self._choose: dict[Kind, Compiled] = {}
+        self._first = _first_sampler()
+        self._parts = Parts(self._model, self._caches, self._spans, self.length, self._size)
         self._held: list[Sampled] = []  # tokens of a right draft, which come one at a time
         self._drafting = Drafting(drafts, draft_model) if drafts else None
         if self._drafting:
@@ -255,7 +244,8 @@ class Batch:
         if kind not in self._state:
             if len(self._state) >= _MAX_KINDS:
                 self._forget()
-            self._state[kind] = _State(len(self._texts), self._size, history, bias)
+            self._state[kind] = _State(len(self._texts), self._size, history, None if kind.has_mask else bias)
+            self._choose[kind] = _sampler()
         tokens, self._last, history, logprobs = self._first(
             self._model, of.features, of.caches, of.span, self._caches, places, self._last,
             creation.asarray(np.array(numbers, np.float32).T[..., None]), kind.names, history, bias,
@@ -277,52 +267,17 @@ class Batch:
         """Forget kinds of sampling that no text has."""
         used = Counter(text.kind for text in self._texts if text is not None)
         self._state = {kind: state for kind, state in self._state.items() if used[kind]}
-        self._choose, self._first = _samplers()
+        self._choose = {kind: self._choose[kind] for kind in self._state}
+        self._first = _first_sampler()
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
-    def _equal_parts(self) -> list["_Part"]:
-        """Return the parts of the caches that give the bits of the whole, by what they cost; the last is the whole.
-
-        They are measured with random tokens in all rows, after random keys and values. How attention splits its work
-        may depend on rows and positions together, so each pair is measured.
-        """
-        for number, cache in enumerate(self._caches):
-            noise = ops.random_bits(number, 0, cache.both, shape=cache.both.shape)
-            cache.both.rebind(ops.astype(ops.astype(noise >> 8, dtype=float32) * 2.0**-23 - 1, dtype=cache.both.dtype))
-        rows, (*spans, size) = len(self._texts), self._spans
-        counts = [2**power for power in range(rows.bit_length()) if 2**power < rows]
-        counts = [*filter(lambda count: self._is_equal(_Part(count, size)), counts), rows]
-        spans = [*filter(lambda span: self._is_equal(_Part(rows, span)), spans), size]
-        pairs = [_Part(count, span) for span in spans for count in counts]
-        return [pair for pair in pairs if pair.rows == rows or pair.span == size or self._is_equal(pair)]
-
-    def _is_equal(self, part: "_Part") -> bool:
-        """Return whether a part of the caches gives the bits of the whole, for several tokens of each row."""
-        rows, generator = len(self._texts), np.random.default_rng(0)
-        whole = _Part(rows, self._caches[0].size)
-        steps = min(max(_LEAST_STEPS, _PROOFS // (part.rows * self._size)), _MOST_STEPS)
-        for _ in range(steps):
-            self._last = creation.asarray(generator.integers(0, self._size, (rows, 1)).astype(np.int32))
-            inputs = np.zeros((len(_INPUTS), rows), np.int32)
-            inputs[_INPUTS.index("position")] = generator.integers(0, min(part.span, self.length), rows)
-            wanted, found = (self._part_logits(one, creation.asarray(inputs)).numpy() for one in (whole, part))
-            if found[: part.rows].tobytes() != wanted[: part.rows].tobytes():
-                return False
-        return True
-
-    def _part_logits(self, part: "_Part", inputs: Array) -> Array:
-        """Return the logits (B, V) that a part of the caches gives, with zeros for the other rows."""
-        set_span(self._caches, part.span)
-        return self._logits(self._model, self._last, inputs, self._caches, part.rows)
-
     def _logits_of_first(self, token: int, position: int) -> Array:
         """Return the logits (V,) after a token of the first row at a position."""
-        rows = len(self._texts)
-        self._last = creation.asarray(np.full((rows, 1), token, np.int32))
-        inputs = np.zeros((len(_INPUTS), rows), np.int32)
-        inputs[_INPUTS.index("position")] = position
-        return self._part_logits(self._parts[-1], creation.asarray(inputs))[0]
+        inputs = np.zeros((len(INPUTS), len(self._texts)), np.int32)
+        inputs[INPUTS.index("position")] = position
+        last = creation.asarray(np.full((len(self._texts), 1), token, np.int32))
+        return self._parts.logits(last, creation.asarray(inputs), self._parts.each[-1])[0]
 
     def _launch(self, before: Sequence[_Launched] = ()) -> list[_Launched]:
         """Begin to compute one more token of each text, after those that are being computed already."""
@@ -334,18 +289,15 @@ class Batch:
         kinds = sorted({text.kind for text in texts.values()}, key=repr)
         if self._drafting:
             self._catch_up(texts)
-        furthest = max(text.done for text in texts.values())
-        part = next(one for one in self._parts if one.rows > max(texts) and one.span > furthest)
-        given = self._inputs(texts, kinds)
-        inputs, found = creation.asarray(given), []
-        logits = self._part_logits(part, inputs)  # (B, V)
+        part = self._parts.least(max(texts) + 1, max(text.done for text in texts.values()) + 1)
+        inputs, found = creation.asarray(self._inputs(texts, kinds, part.sampled)), []
+        logits = self._parts.logits(self._last, inputs, part)  # (S, V)
         for number, kind in enumerate(kinds):
             own = texts if len(kinds) == 1 else {row: text for row, text in texts.items() if text.kind == kind}
             state, limits = self._state[kind], (kind.top_k, self._size, kind.top)
-            if kind.has_mask:
-                state.bias = self._masked_biases(own)
-            self._last, state.history, logprobs = self._choose(
-                logits, self._last, inputs, number, state.history, state.inputs(), state.bias, limits
+            bias = self._masked_biases(own, part.sampled) if kind.has_mask else state.bias
+            self._last, state.history, logprobs = self._choose[kind](
+                logits, self._last, inputs, number, state.history, state.inputs(), bias, limits
             )
             found.append(_Launched(own, [*own], read_later(self._last), logprobs))
         return found
@@ -366,7 +318,7 @@ class Batch:
         """Give the device the last tokens that drafts had."""
         for row, text in texts.items():
             if text.is_behind:
-                self._last = _with_row(self._last, creation.asarray(np.array([text.new[-1:]], np.int32)), row)
+                self._last = _with_rows(self._last, creation.asarray(np.array([text.new[-1:]], np.int32)), row)
                 text.is_behind = False
 
     def _drafted(self, drafting: Drafting) -> _Launched | None:
@@ -385,12 +337,12 @@ class Batch:
         text.is_behind = True
         return _Launched({0: text}, [0], read_later(found), None, draft)
 
-    def _inputs(self, texts: dict[int, Text], kinds: list[Kind]) -> np.ndarray:
-        """Return the inputs of a step, int32 of shape (3, B); each text then has one more token in the caches."""
+    def _inputs(self, texts: dict[int, Text], kinds: list[Kind], count: int) -> np.ndarray:
+        """Return INPUTS of the first rows, int32 (3, count); each text then has one more token in the caches."""
         # Each row gets a key and a value: one that waits for its mask where those of its next token will be, one
         # without a text after the chunks that may be reused.
         inputs, is_one = list[tuple[int, int, int]](), len(kinds) == 1
-        for row, text in enumerate(self._texts):
+        for row, text in enumerate(self._texts[:count]):
             if text is not None and row in texts:
                 number = 0 if is_one else kinds.index(text.kind)
                 inputs.append((text.done, text.draw(), number))
@@ -400,11 +352,11 @@ class Batch:
                 inputs.append((min(done, self._spans[-1] - 1), 0, -1))
         return np.array(inputs, np.int32).T
 
-    def _masked_biases(self, texts: dict[int, Text]) -> Array:
-        """Return the masked biases (B, V) of these texts, with zeros for the other rows."""
+    def _masked_biases(self, texts: dict[int, Text], count: int) -> Array:
+        """Return the masked biases of these texts, (count, V), with zeros for the other rows."""
         zero = ops.fill(0, self._last, shape=(self._size,), dtype=float32)
         biases = {row: text.take_bias() for row, text in texts.items()}
-        return ops.stack([zero if (own := biases.get(row)) is None else own for row in range(len(self._texts))])
+        return ops.stack([zero if (own := biases.get(row)) is None else own for row in range(count)])
 
     def _results(self, launched: list[_Launched]) -> list[Sampled]:
         """Return what was computed for the texts that are still there."""
@@ -445,9 +397,9 @@ class _State:
             held[row] = value
         self._inputs = {}
         for name, seen in history.items():
-            self.history[name] = _with_row(self.history[name], seen[number : number + 1], row)
+            self.history[name] = _with_rows(self.history[name], seen[number : number + 1], row)
         if bias is not None and self.bias is not None:
-            self.bias = _with_row(self.bias, bias[number : number + 1], row)
+            self.bias = _with_rows(self.bias, bias[number : number + 1], row)
 
     def inputs(self) -> dict[str, Array]:
         """Return the numbers, float32 of shape (B, 1)."""
@@ -456,16 +408,23 @@ class _State:
         return self._inputs
 
 
-def _with_row(x: Array, new: Array, row: int) -> Array:
-    return ops.slice_update(x, new, (row, 0), steps=(1, 1))
+def _with_rows(x: Array, new: Array, first: int = 0) -> Array:
+    """Return x (B, any) with new rows from the first one on."""
+    return new if new.shape == x.shape else ops.slice_update(x, new, (first, 0), steps=(1, 1))
 
 
-def _samplers() -> tuple[Compiled, Compiled]:
-    """Return compiled functions that sample the next tokens of all rows, and the first one of a text."""
+def _sampler() -> Compiled:
+    """Return a compiled function that samples the next tokens of one kind of sampling."""
     choose = compile(_choose, constants="limits", donate="history")
+    choose.many = _MAX_COUNTS
+    return choose
+
+
+def _first_sampler() -> Compiled:
+    """Return a compiled function that samples the first tokens of texts."""
     first = compile(_first, constants=("limits", "names", "span"), donate="caches")
-    choose.many, first.many = _MAX_KINDS, _MAX_KINDS * _MAX_PASSES
-    return choose, first
+    first.many = _MAX_KINDS * _MAX_PASSES
+    return first
 
 
 def _first(
@@ -490,29 +449,25 @@ def _first(
     numbers = {name: inputs[1 + i] for i, name in enumerate(names)}
     found, history, logprobs = sampled(logits, like, history, (inputs[0], 0), numbers, bias, limits)
     for i, (_, row, _) in reversed([*enumerate(places)]):  # of one row, the first is the one that is read
-        tokens = _with_row(tokens, found[i : i + 1], row)
+        tokens = _with_rows(tokens, found[i : i + 1], row)
     return found, tokens, history, logprobs
-
-
-def _logits(model: LanguageModel, last: Array, inputs: Array, caches: list[KeyValueCache], count: int) -> Array:
-    """Return the logits (B, V) of the next token in the first `count` rows, and zeros, for inputs of a step (3, B)."""
-    rows, positions = inputs.shape[1], inputs[_INPUTS.index("position")][:count]
-    logits = model.next_token_logits(last[:count], caches, positions)  # (count, V)
-    if count == rows:
-        return logits
-    return ops.concat([logits, ops.fill(0, logits, shape=(rows - count, logits.shape[1]), dtype=logits.dtype)])
 
 
 def _choose(
     logits: Array, last: Array, inputs: Array, number: int, history: dict[str, Array], numbers: dict[str, Any],
     bias: Array | None, limits: tuple[int | None, int, int | None],
 ) -> tuple[Array, dict[str, Array], Logprobs | None]:  # fmt: skip
-    """Return the last tokens (B, 1), the histories after them and their log-probabilities, for logits (B, V).
+    """Return the last tokens (B, 1), the histories after them, and log-probabilities of the rows that are sampled.
 
-    Rows of another kind of sampling than the given number keep their last token and history.
+    These are the first S rows, which the logits (S, V) and the inputs (3, S) are of. The others, and rows of another
+    kind of sampling than the given number, keep their last token and history.
     """
-    is_own = inputs[_INPUTS.index("kind")][:, None] == number  # (B, 1)
-    units = ops.astype(inputs[_INPUTS.index("unit")], dtype=float32)[:, None] * UNIT
-    tokens, after, logprobs = sampled(logits, last, history, (units, 0), numbers, bias, limits)
-    history = {name: ops.where(is_own, seen, history[name]) for name, seen in after.items()}
-    return ops.where(is_own, tokens, last), history, logprobs
+    count = logits.shape[0]
+    is_own = inputs[INPUTS.index("kind")][:, None] == number  # (S, 1)
+    units = ops.astype(inputs[INPUTS.index("unit")], dtype=float32)[:, None] * UNIT
+    before, seen = last[:count], {name: each[:count] for name, each in history.items()}
+    numbers, bias = {name: each[:count] for name, each in numbers.items()}, None if bias is None else bias[:count]
+    tokens, after, logprobs = sampled(logits, before, seen, (units, 0), numbers, bias, limits)
+    after = {name: ops.where(is_own, each, seen[name]) for name, each in after.items()}
+    history = {name: _with_rows(each, after[name]) for name, each in history.items()}
+    return _with_rows(last, ops.where(is_own, tokens, before)), history, logprobs

@@ -136,6 +136,13 @@ def in_whole_vectors(logits: Array) -> Array:
     return ops.concat([logits, none], axis=-1)
 
 
+def sums_of(logits: Array) -> tuple[Array, ...]:
+    """Return the sums, (B, V) each, by whose rounding tokens and log-probabilities depend on a row of logits (B, V)."""
+    each = _tempered(in_whole_vectors(logits), 1.0)
+    drawn, ranked = (ops.cumulative_sum(one, axis=-1) for one in (ops.exp(each), ops.softmax(each, axis=-1)))
+    return drawn, ranked, ops.log_softmax(each, axis=-1)
+
+
 def history_of(tokens: Array, padding: Array | None, vocab_size: int, numbers: dict[str, Any]) -> dict[str, Array]:
     """Return what the penalties need to know of the text so far.
 

@@ -7,7 +7,8 @@ import pytest
 
 import polyarr as pa
 from polyarr.core.current import get_backend
-from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate
+from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate, parts
+from polyarr.models.generation import sampled
 from polyarr.models.prompts import CHUNK, SHORT
 
 SIZES = {"vocab_size": 23, "context_length": 40, "emb_dim": 16, "n_heads": 2, "n_layers": 2}
@@ -118,6 +119,33 @@ def test_a_text_does_not_depend_on_the_others_to_the_bit(kind, at_once, backend,
         assert text.found == found
     for text in texts:
         text.begin = int(generator.integers(30))
+    write(batch, texts)
+    assert [text.found for text in texts] == wanted
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_one_text_of_many_rows_is_computed_and_sampled_alone(backend, monkeypatch):
+    """On CPUs up to 64 rows have the same bits, however many there are."""
+    if backend.upload.__self__.geometry.kind != "cpu":
+        pytest.skip("for CPUs")
+    batch, rows = Batch(model_of("gpt"), 64), []
+    monkeypatch.setattr("polyarr.models.batch.sampled", lambda x, *given: rows.append(x.shape[0]) or sampled(x, *given))
+    batch.add(np.array([1, 2, 3]), Sampling(), seed=0)
+    for _ in range(3):
+        batch.step()
+    assert rows and set(rows) == {1}
+    assert {part.rows for part in batch._parts.each} == {1, 2, 4, 8, 16, 32, 64}
+
+
+def test_more_rows_are_sampled_where_the_sums_of_few_are_rounded_otherwise(backend, monkeypatch):
+    texts = [Text(np.random.default_rng(7), number) for number in range(3)]
+    batch = Batch(model_of("gpt"), 8)
+    write(batch, texts)
+    wanted = [text.found for text in texts]
+    real = parts.sums_of
+    monkeypatch.setattr(parts, "sums_of", lambda x: [one + (1e-6 if len(x) < 4 else 0) for one in real(x)])
+    batch = Batch(model_of("gpt"), 8)
+    assert all(part.sampled == max(part.rows, 4) for part in batch._parts.each)
     write(batch, texts)
     assert [text.found for text in texts] == wanted
 
