@@ -249,7 +249,7 @@ class Batch:
         tokens, self._last, history, logprobs = self._first(
             self._model, of.features, of.caches, of.span, self._caches, places, self._last,
             creation.asarray(np.array(numbers, np.float32).T[..., None]), kind.names, history, bias,
-            (kind.top_k, self._size, kind.top),
+            (kind.ranked, self._size, kind.top),
         )  # fmt: skip
         for number, (row, text) in enumerate(texts.items()):
             self._state[kind].put(row, number, text.numbers, history, bias)
@@ -294,7 +294,7 @@ class Batch:
         logits = self._parts.logits(self._last, inputs, part)  # (S, V)
         for number, kind in enumerate(kinds):
             own = texts if len(kinds) == 1 else {row: text for row, text in texts.items() if text.kind == kind}
-            state, limits = self._state[kind], (kind.top_k, self._size, kind.top)
+            state, limits = self._state[kind], (kind.ranked, self._size, kind.top)
             bias = self._masked_biases(own, part.sampled) if kind.has_mask else state.bias
             self._last, state.history, logprobs = self._choose[kind](
                 logits, self._last, inputs, number, state.history, state.inputs(), bias, limits
@@ -367,7 +367,7 @@ class Batch:
             for at, (row, text) in zip(places, texts.items(), strict=True):
                 if self._texts[row] is not text:
                     continue
-                found = tuple(each[at] for each in scored) if scored else None
+                found = text.asked([each[at] for each in scored]) if scored else None
                 results.append(Sampled(row, drawn[at] if drawn else None, found))
                 if drawn and self._drafting:
                     new = accepted(draft, drawn) if draft else drawn[at : at + 1]

@@ -12,7 +12,7 @@ from polyarr.core.array import Array
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.drafting import set_span
 from polyarr.models.generation import bias_of, uniform_numbers
-from polyarr.models.sampling import Sampling
+from polyarr.models.sampling import ROW_MULTIPLE, Sampling
 from polyarr.nn import KeyValueCache
 
 CHUNK = 256  # tokens of prompts that are computed between two tokens of the other texts
@@ -22,13 +22,32 @@ _MAX_PROGRAMS = 32  # compiled programs before a warning that there are many
 
 
 class Kind(NamedTuple):
-    """Kind of sampling: texts of one kind are sampled together."""
+    """Kind of sampling: texts of one kind are sampled together, by one program, whose inputs are their settings.
+
+    Attributes:
+        names: The names of its scalar inputs.
+        ranked: Number of the most likely tokens that are ranked, if there is a top_k; None: all, or none.
+        has_bias: Whether there is a logit bias.
+        has_mask: Whether each token has a mask.
+        top: Number of the most likely tokens whose log-probabilities are computed; None: no log-probabilities.
+    """
 
     names: tuple[str, ...]
-    top_k: int | None
+    ranked: int | None
     has_bias: bool
     has_mask: bool
     top: int | None
+
+    @classmethod
+    def of(cls, how: Sampling, numbers: dict[str, float], has_mask: bool, top: int | None) -> "Kind":
+        """Return the kind of a text: counts of tokens are rounded up, so that there are few kinds."""
+        ranked = max(ROW_MULTIPLE, _power(int(numbers["top_k"]))) if "top_k" in numbers else None
+        return cls(tuple(numbers), ranked, bool(how.logit_bias), has_mask, top and _power(top))
+
+
+def _power(count: int) -> int:
+    """Return the smallest power of two that is at least a count."""
+    return 1 << (count - 1).bit_length()
 
 
 class Text:
@@ -44,9 +63,10 @@ class Text:
         mask: np.ndarray | None,
         size: int,
     ) -> None:
-        self.prompt, self.numbers, self.top, self.echo, self.mask = prompt, how.numbers, top, echo, mask
+        self.prompt, self.top, self.echo, self.mask = prompt, top, echo, mask
         self.how, self.new = how, list[int]()  # the sampling, and the tokens after the prompt
-        self.kind = Kind(tuple(how.numbers), how.top_k, bool(how.logit_bias), mask is not None, top)
+        self.numbers = how.inputs(size)
+        self.kind = Kind.of(how, self.numbers, mask is not None, top)
         self.bias = bias_of(how.logit_bias, size)
         self.units: Iterator[float] | None = uniform_numbers(seed) if how.temperature else None
         self.done = 0  # tokens in the caches
@@ -79,6 +99,11 @@ class Text:
     def is_ready(self) -> bool:
         """True if the device may compute the next token: the prompt is complete, and the token's mask is known."""
         return self.has_begun and (self.mask is not None or not self.kind.has_mask)
+
+    def asked(self, logprobs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return log-probabilities as in Logprobs, with as many of the most likely tokens as were asked for."""
+        chosen, *likely = logprobs
+        return chosen, *(each[..., : self.top] for each in likely)
 
     def take_bias(self) -> Array | None:
         """Return the number that is added to each logit, (V,), None for zeros; a mask is for one token."""

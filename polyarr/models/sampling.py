@@ -79,6 +79,23 @@ class Sampling:
             found = {name: v for name, v in found.items() if name.endswith("_penalty")}
         return {name: float(min(v, _MAX_TEMPERATURE)) for name, v in found.items()}
 
+    def inputs(self, size: int) -> dict[str, float]:
+        """Return the scalar inputs of a compiled step that serves many texts, by name in alphabetical order.
+
+        They are `numbers` and top_k, and what changes nothing but lets one step serve more texts.
+
+        Args:
+            size: Number of tokens to sample from.
+        """
+        found = self.numbers
+        if "temperature" in found:
+            found = {"min_p": 0.0, **found}
+            if self.top_k is not None and self.top_k < size:
+                found["top_k"] = float(self.top_k)
+        if not found.keys().isdisjoint(_OF_COUNTS):
+            found = {**dict.fromkeys(_OF_COUNTS, 0.0), **found}
+        return dict(sorted(found.items()))
+
 
 def _within(value: Any, condition: Any) -> bool:
     return type(value) in (int, float) and condition(value)
@@ -103,9 +120,9 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
     Args:
         logits: Floating-point array of shape (B, V).
         unit: Uniform numbers from 0 up to 1, (B, 1), from which the token is drawn by inverse transform sampling.
-        numbers: Sampling.numbers, which may be scalar inputs of a compiled function; without a temperature the most
-            likely token is taken.
-        top_k: As in Sampling.
+        numbers: Sampling.numbers or Sampling.inputs, which may be scalar inputs of a compiled function; without a
+            temperature the most likely token is taken.
+        top_k: As in Sampling; where `numbers` has a top_k, the largest that this may be.
 
     Returns:
         Integers of shape (B,).
@@ -115,9 +132,12 @@ def choose(logits: Array, unit: Array | None, numbers: dict[str, Any], top_k: in
     if unit is None:
         raise ValueError("choose: unit is None; a temperature needs uniform numbers, (B, 1)")
     count, min_p = logits.shape[-1], numbers.get("min_p")
-    if (top_k is None or top_k >= count) and "top_p" not in numbers:
+    if (top_k is None or top_k >= count) and numbers.keys().isdisjoint(("top_k", "top_p")):
         return _drawn(_tempered(in_whole_vectors(logits), numbers["temperature"]), unit, min_p)
     ranked, tokens = ops.topk(logits, k=min(top_k or count, count))  # (B, K) the likeliest first
+    if "top_k" in numbers:
+        ranks = ops.iota(0, 1, ranked, size=ranked.shape[-1], dtype=float32)  # (K,)
+        ranked = ops.where(ranks < numbers["top_k"], ranked, -math.inf)
     ranked = _tempered(in_whole_vectors(ranked), numbers["temperature"])
     drawn = _drawn(_nucleus(ranked, numbers["top_p"]) if "top_p" in numbers else ranked, unit, min_p)  # (B,)
     return ops.take_along_axis(tokens, drawn[:, None], axis=-1)[:, 0]

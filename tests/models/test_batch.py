@@ -181,12 +181,30 @@ def test_many_kinds_of_sampling_and_lengths_of_prompts_are_no_reason_to_warn(mon
         compute_at_once(monkeypatch, get_backend(), CHUNK)
         sizes = {**SIZES, "context_length": CHUNK, "n_kv_heads": 1, "hidden_dim": 24, "head_size": 8}
         batch = Batch(LlamaModel(sizes), 2)
-        for top_k in range(1, 8):
+        for how in (*SAMPLINGS, {"frequency_penalty": 0.1}):
             for length in (*SHORT, 2 * SHORT[-1]):
-                row = batch.add(np.arange(length - 1) % 23, Sampling(top_k=top_k))
+                row = batch.add(np.arange(length - 1) % 23, Sampling(**how))
                 assert batch.step() or batch.step()  # the first may be of the row before
                 batch.remove(row)
         assert len(batch._first._signatures) == 35
+
+
+def test_settings_are_inputs_of_one_program(backend):
+    """Texts with other numbers, side by side, have the tokens of `generate` and share a compiled step."""
+    model, settings = model_of("llama"), []
+    for top_k, temperature, min_p in ((1, 1.0, None), (2, 0.5, 0.1), (7, 2.0, None), (22, 0.9, 0.01), (9, 1e-3, 0.5)):
+        settings.append({"top_k": top_k, "temperature": temperature, "min_p": min_p})
+    for others in ({}, {"top_p": 0.7}):
+        batch = Batch(model, len(settings))
+        for n, how in enumerate(settings):
+            batch.add(np.array([1, 2, 3]), Sampling(**how, **others), seed=n, logprobs=(3, 4)[n % 2])
+        found = [one for _ in range(12) for one in batch.step()]
+        assert len(batch._choose) == 1
+        for n, how in enumerate(settings):
+            own = [one for one in found if one.row == n]
+            wanted = generate(model, pa.asarray([[1, 2, 3]]), len(own), seed=n, **how, **others).numpy()[0, 3:]
+            assert [one.token for one in own] == wanted.tolist() and len(own) == 12
+            assert all([each.shape for each in one.logprobs[1:]] == [(1, (3, 4)[n % 2])] * 2 for one in own)
 
 
 def test_short_prompts_are_computed_alone_where_bits_depend_on_the_row(backend, monkeypatch):
