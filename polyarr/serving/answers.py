@@ -30,6 +30,7 @@ class Events:
         self._request, self._tokens = request, [0] * len(request.prompts)
         self._is_begun = [not request.is_chat] * len(request.prompts)
         self._readers = [CallReader(request.tools) for _ in request.prompts] if request.tools else None
+        self._head = json.dumps(_head(request, is_stream=True))[:-1]  # which all events begin with
 
     def of(self, part: Part) -> Iterator[str]:
         """Yield the events of a part."""
@@ -53,7 +54,7 @@ class Events:
 
     def _dumped(self, choices: list, usage: dict | None) -> str:
         optional = {"usage": usage} if self._request.has_usage else {}
-        return json.dumps({**_head(self._request, is_stream=True), "choices": choices, **optional})
+        return f"{self._head}, {json.dumps({'choices': choices, **optional})[1:]}"
 
 
 def _answered(request: CompletionRequest, texts: Sequence[Completion]) -> list[int]:
@@ -82,7 +83,8 @@ def _choice(
     request: CompletionRequest, index: int, row: int, part: Part | Completion, where: str, reader: CallReader | None
 ) -> dict[str, Any]:
     """Return a text of the answer, or a part of it, with its log-probabilities; `reader` finds its calls."""
-    prompt, finish = request.echo[row] if request.echo else [], part.finish
+    prompt, finish, logprobs = request.echo[row] if request.echo else [], part.finish, None
+    has_logprobs = request.logprobs is not None and part.logprobs
     if request.is_chat:
         message: dict[str, Any] = {"role": "assistant"} if where == "message" else {}
         text, calls = reader.add(part.text, finish is not None) if reader else (part.text, [])
@@ -93,13 +95,14 @@ def _choice(
         if reader and reader.count and finish == "stop" and not (request.tools and request.tools.is_named):
             finish = "tool_calls"
         content: dict[str, Any] = {where: message}
-        logprobs = {"content": [_chat_logprob(one) for one in part.logprobs], "refusal": None}
+        if has_logprobs:
+            logprobs = {"content": [_chat_logprob(one) for one in part.logprobs], "refusal": None}
     else:
         is_begin = isinstance(part, Completion) or not part.tokens
         content = {"text": "".join(prompt) + part.text if is_begin else part.text}
-        logprobs = _logprobs(part.logprobs, prompt, is_begin)
-    has_logprobs = request.logprobs is not None and part.logprobs
-    return {**content, **_end(index, finish, logprobs if has_logprobs else None)}
+        if has_logprobs:
+            logprobs = _logprobs(part.logprobs, prompt, is_begin)
+    return {**content, **_end(index, finish, logprobs)}
 
 
 def _tool_calls(calls: Sequence[ToolCall], first: int, is_delta: bool) -> list[dict[str, Any]]:

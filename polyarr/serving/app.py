@@ -201,7 +201,6 @@ class Reply:
             await self._noted({"type": "http.response.start", "status": 200, "headers": raw})
         body = "".join(f"data: {text}\n\n" for text in texts).encode()
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
-        await asyncio.sleep(0)  # let the loop serve other requests and notice disconnects
 
     async def end(self) -> None:
         """End a stream."""
