@@ -87,7 +87,7 @@ class Module(tree.Versioned):
         return {name: leaf for name, leaf in found.items() if _is_array(leaf)}
 
     def num_parameters(self, *, only_trainable: bool = False) -> int:
-        """Return the number of elements of all arrays.
+        """Return the number of elements of all arrays; a quantized weight counts as the weight that it stands for.
 
         Args:
             only_trainable: Whether to leave out those of frozen Modules.
@@ -95,7 +95,12 @@ class Module(tree.Versioned):
         Returns:
             int.
         """
-        return sum(leaf.size for leaf in self.named_parameters(only_trainable=only_trainable).values())
+        count = sum(leaf.size for leaf in self.named_parameters(only_trainable=only_trainable).values())
+        return count if only_trainable else count + sum(each._more_parameters() for each in self.modules())
+
+    def _more_parameters(self) -> int:
+        """Return how many more parameters the arrays of this Module stand for than they have elements."""
+        return 0
 
     # ---- saving and loading ----------------------------------------------------------------------------------
 

@@ -97,6 +97,9 @@ class QuantizedLinear(Module):
         """The shape (out, in) of the weight, or (groups, out, in)."""
         return quantized_shape(self.codes)
 
+    def _more_parameters(self) -> int:
+        return math.prod(self.shape) - self.codes.size - self.scale.size
+
     @property
     def has_blocks(self) -> bool:
         """True if each block of 32 codes has its own scale, as in GGUF's types, and False if each row has."""

@@ -85,6 +85,15 @@ def test_codes_and_scales_are_neither_trained_nor_cast(on_numpy, kind):
         assert mine.dtype == theirs.dtype
 
 
+@pytest.mark.parametrize("kind", ["int8", "q8_0", "q4_0"])
+def test_parameters_are_those_of_the_weights_that_codes_stand_for(on_numpy, kind):
+    experts = {"n_kv_heads": 1, "hidden_dim": 64, "head_size": 16, "n_experts": 3, "expert_dim": 32}
+    sizes = {"vocab_size": 23, "context_length": 8, "emb_dim": 32, "n_heads": 2, "n_layers": 1, **experts}
+    for model in (model_of("gpt"), LlamaModel({**sizes, "experts_per_token": 1})):
+        assert nn.quantized(model, kind).num_parameters() == model.num_parameters()
+        assert nn.lora(nn.quantized(model, kind), 2).num_parameters() == nn.lora(model, 2).num_parameters()
+
+
 def dequantized(node):
     """Return a copy of a model with a Linear layer in place of each quantized one."""
     def change(_, layer):
