@@ -59,7 +59,7 @@ def _told(error: Any, root: dict[str, Any]) -> tuple[str, str]:
     if rule in ("additionalProperties", "unevaluatedProperties"):
         known = _properties(error.schema, root)
         wrong = next((name for name in given if name not in known), "")
-        near = get_close_matches(wrong, known, 1) or (known if len(known) <= _FEW else [])
+        near = get_close_matches(wrong, known, 1, cutoff=0.7) or (known if len(known) <= _FEW else [])
         way_out = f"there may be {', '.join(near)}" if near else "leave it out"
         return in_one_line(wrong), f" is not supported; {way_out}"
     return "", f": {_shown(given)} was given; it must be {_wanted(rule, wanted)}"

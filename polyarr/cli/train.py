@@ -398,10 +398,14 @@ def _text(run: Run, source: str) -> str:
     if run.recipe.packing:
         lines += f"packed: into {len(run.tokens):,} windows to train on and {len(run.validation):,} to validate with\n"
     if left_out := sum(records.left_out for records in both):
-        lines += f"left out: {left_out:,} records, whose first answer begins after {length + 1:,} tokens\n"
+        lines += f"left out: {_count(left_out, 'record')}, whose first answer begins after {length + 1:,} tokens\n"
     if cut:
-        lines += f"cut: {cut:,} records to {length + 1:,} tokens, which drops {dropped:,} tokens\n"
+        lines += f"cut: {_count(cut, 'record')} to {length + 1:,} tokens, which drops {_count(dropped, 'token')}\n"
     return f"{lines}{run.tokenizer.unit}: "
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _what_follows(run: Run) -> str:

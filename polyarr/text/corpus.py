@@ -226,7 +226,8 @@ class CountedRecords:
         self, files: Sequence[Path], tokenizer: Tokenizer | None, progress: Callable[[int], Any] | None = None
     ) -> None:
         if tokenizer is None:
-            raise ValueError("records: they need the tokenizer of a model (--from), or --tokenizer FILE or byte")
+            due = "they need the tokenizer of a model (--from), or --tokenizer FILE or byte"
+            raise ValueError(f"{files[0]}: it has records; {due}")
         self.texts, self.bytes, self.tokenizer = 0, 0, tokenizer
         self._files, self._progress, self._hash = files, progress or (lambda _: None), hashlib.sha256()
 

@@ -72,6 +72,9 @@ def test_what_is_cut_is_told(folder, capsys):
     lines = out.splitlines()
     assert code == 0 and lines[1].startswith("records: 20 of ")
     assert lines[2] == f"cut: 9 records to 41 tokens, which drops {sum(range(1, 10))} tokens"
+    options = (*options[:-1], "one", "--set", "window=48")
+    _, out, _ = run(capsys, "train", "--from", "smol", "--data", "chats.jsonl", *options)
+    assert "\ncut: 1 record to 49 tokens, which drops 1 token\n" in out
 
 
 @pytest.mark.parametrize(

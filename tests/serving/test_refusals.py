@@ -62,6 +62,7 @@ BAD = {
     "a number for a chat": (TALK, {**SAY, "logprobs": 3}, 400, "logprobs: 3 was given; it must be true or false"),
     "top_logprobs": (TALK, {**SAY, "logprobs": True, "top_logprobs": 21}, 400, "it must be at most 20"),
     "top alone": (TALK, {**SAY, "top_logprobs": 2}, 400, "top_logprobs: 2 was given; then logprobs must be true"),
+    "effort": (TALK, {**SAY, "reasoning_effort": "low"}, 400, "reasoning_effort is not supported; leave it out"),
     "top of text": (COMPLETION, {**ASK, "top_logprobs": 2}, 400, "top_logprobs is not supported; there may be"),
     "echo": (COMPLETION, {**ASK, "echo": 1}, 400, "echo: 1 was given; it must be true or false"),
     "echo of a chat": (TALK, {**SAY, "echo": True}, 400, "echo is not supported; leave it out"),
