@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +19,7 @@ if sys.platform == "win32":  # where a folder cannot be opened
 else:
     import fcntl
 
+_NEW = 60.0  # seconds in which a temporary file may not be held yet
 _MAX_NAME = 50  # characters of a file's name in that of its temporary file; at most 200 of the usual 255 bytes
 
 
@@ -38,7 +41,8 @@ def write_whole(path: Path, data: bytes) -> None:
 def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterator[BinaryIO]:
     """Yield a file to write, which replaces `path` atomically at the end of the block unless it raises.
 
-    If `path` is a symbolic link, the file that it names is replaced, as if that were opened to be written.
+    If `path` is a symbolic link, the file that it names is replaced, as if that were opened to be written. Temporary
+    files of the same file that processes left which were killed are removed.
 
     Raises:
         OSError: The file cannot be written, or is a pipe or a device, which are not replaced.
@@ -47,8 +51,10 @@ def written_whole(path: Path, first: Callable[[], None] | None = None) -> Iterat
         raise OSError(errno.EINVAL, "it is a pipe or a device; name a file", str(path))
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     temporary = _temporary(target)
+    _remove_left_overs(target)
     try:
         with temporary.open("wb") as file:
+            _hold(file)
             _keep_mode(target, temporary)
             yield file
             file.flush()
@@ -79,6 +85,26 @@ def _temporary(path: Path) -> Path:
     It has the beginning of the file's name only, so that a file may have the longest name of a file system.
     """
     return path.with_name(f".{path.name[:_MAX_NAME]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+
+
+def _hold(file: BinaryIO) -> bool:
+    """Lock a file until it is closed; return False if another process holds it, or the file system has no locks."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return fcntl is not None
+
+
+def _remove_left_overs(path: Path) -> None:
+    """Remove the temporary files of a file that no process holds, and whose last change is not that of a new one."""
+    ours = re.compile(rf"{re.escape(f'.{path.name[:_MAX_NAME]}')}\.\d+-[0-9a-f]{{8}}\.tmp")
+    with contextlib.suppress(OSError):
+        for other in [each for each in path.parent.iterdir() if ours.fullmatch(each.name)]:
+            with other.open("rb") as file:
+                if time.time() - other.stat().st_mtime > _NEW and _hold(file):
+                    other.unlink()
 
 
 def share(path: Path, other: Path) -> None:

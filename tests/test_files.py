@@ -61,6 +61,26 @@ def test_a_file_that_two_threads_write_is_that_of_the_last(tmp_path):
     assert os.listdir(tmp_path) == ["x"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="without locks nothing is removed")
+def test_temporary_files_of_killed_writers_are_removed(tmp_path):
+    """Those of the same file that nobody holds; one that a writer holds stays, however old it is."""
+    left, new, other, alike = (
+        tmp_path / name
+        for name in (".x.12-0123abcd.tmp", ".x.13-0123abcd.tmp", ".x.y.12-0123abcd.tmp", ".x.notes.tmp")
+    )
+    for path in (left, new, other, alike):
+        path.write_bytes(b"half")
+    with written_whole(tmp_path / "x") as file:
+        file.write(b"slow")
+        file.flush()
+        (held,) = {*tmp_path.iterdir()} - {left, new, other, alike}
+        for path in (left, other, alike, held):
+            os.utime(path, (0, 0))
+        write_whole(tmp_path / "x", b"fast")
+        assert {*tmp_path.iterdir()} == {tmp_path / "x", new, other, alike, held}
+    assert (tmp_path / "x").read_bytes() == b"slow"
+
+
 def test_a_replaced_file_keeps_its_permissions(tmp_path):
     write_whole(tmp_path / "x", b"old")
     (tmp_path / "x").chmod(0o600)
