@@ -170,7 +170,10 @@ def command(
     on_root(world, partial(_check_writable, out, *([profile.parent] if profile else [])))
     if not quiet:
         _introduce(run)
-    run = train(run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard)
+    may_replace = overwrite or resume
+    run = train(
+        run, out, profile=profile, compiled=compiled, quiet=quiet, tensorboard=tensorboard, overwrite=may_replace
+    )
     if not quiet:
         _conclude(run, out)
     if run.stopped_by:

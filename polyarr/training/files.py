@@ -41,6 +41,12 @@ def newest(folder: Path) -> str:
     return LAST if LAST in found or not found else found[-1]
 
 
+def check_free(folder: Path) -> None:
+    """Raise FileExistsError if a folder holds a run."""
+    if any((folder / name).exists() for name in RUN_FILES):
+        raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
+
+
 def remove_left_overs(folder: Path) -> None:
     """Remove the temporary files of a process that was killed while it wrote."""
     for name in (*RUN_FILES, METRICS, REPORT, PROFILE, f"{_STEP}*{_SUFFIX}"):

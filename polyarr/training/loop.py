@@ -24,7 +24,7 @@ from polyarr.optim import loss_scale
 from polyarr.training.checkpoint import NotFiniteError, check, remove_ahead, remove_old, save_checkpoint, thin_out
 from polyarr.training.data import prefetched
 from polyarr.training.divergence import DivergenceError, explained
-from polyarr.training.files import BEST, CURVE, LAST, PROFILE, name_at, path_of, remove_left_overs
+from polyarr.training.files import BEST, CURVE, LAST, PROFILE, check_free, name_at, path_of, remove_left_overs
 from polyarr.training.interruption import interruption
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.plot import save_curves
@@ -65,6 +65,7 @@ def train(
     compiled: bool = True,
     quiet: bool = False,
     tensorboard: bool = False,
+    overwrite: bool = True,
 ) -> Run:
     """Train until the recipe's last step, until its patience ends, or until Ctrl-C, SIGTERM or SIGHUP.
 
@@ -81,17 +82,19 @@ def train(
             the run's model and state are donated to the step.
         quiet: Whether to print no progress and no evaluations.
         tensorboard: Whether to also write event files into the folder "tensorboard" of the run's folder.
+        overwrite: Whether a new run may replace one in the folder.
 
     Returns:
         The run.
 
     Raises:
         DivergenceError: The loss is not finite; the error names the first layer that was not.
-        OSError: The folder cannot be written to, or another training writes to it.
+        OSError: The folder cannot be written to, another training writes to it, or it holds a run that may not be
+            replaced.
     """
     folder, tell = Path(folder), silent if run.world.rank else echo or above_the_bar
     with contextlib.ExitStack() as held:
-        on_root(run.world, lambda: _enter(run, folder, held))
+        on_root(run.world, lambda: _enter(run, folder, held, overwrite))
         file = None if run.world.rank else profile
         profiled = profiled_steps(file, folder, run.recipe.steps - run.step, tell)
         try:
@@ -106,11 +109,13 @@ def train(
     return run
 
 
-def _enter(run: Run, folder: Path, held: contextlib.ExitStack) -> None:
+def _enter(run: Run, folder: Path, held: contextlib.ExitStack, overwrite: bool) -> None:
     check(checkpoint_of(run, None))  # fail before training instead of at the first evaluation
     _check_batch(run)
     folder.mkdir(parents=True, exist_ok=True)
     held.enter_context(alone_in(folder, "training"))
+    if not (overwrite or run.step):  # within the lock: another training may have ended just before
+        check_free(folder)
     remove_left_overs(folder)
     if not run.step:
         (folder / PROFILE).unlink(missing_ok=True)  # of a run which this one replaces

@@ -24,7 +24,7 @@ from polyarr.text import NumberTokenizer, SubwordTokenizer, Tokenizer, load_toke
 from polyarr.text.special import special_tokens_of
 from polyarr.text.tokenizer import has_tokenizer
 from polyarr.training.checkpoint import Checkpoint, load_checkpoint, path_of, read_info, save_checkpoint
-from polyarr.training.files import CHECKPOINTS, RUN_FILES, remove_left_overs
+from polyarr.training.files import CHECKPOINTS, check_free, remove_left_overs
 from polyarr.training.recipes import Recipe
 from polyarr.training.run import Run, checkpoint_of, with_shorter_context
 
@@ -82,8 +82,8 @@ def import_model(
             model's.
     """
     path, folder = Path(path), Path(folder)
-    if not overwrite and any((folder / name).exists() for name in RUN_FILES):
-        raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
+    if not overwrite:
+        check_free(folder)
     with use_backend("numpy"):  # arrays are only copied, so they need no device
         model = load_pretrained(path, dtype=dtype, keep_quantized=keep_quantized)
         if adapters is not None:
@@ -99,6 +99,8 @@ def import_model(
         saved = checkpoint_of(run, None)
         folder.mkdir(parents=True, exist_ok=True)
         with alone_in(folder, "training"):
+            if not overwrite:  # again: another process may have written one since
+                check_free(folder)
             remove_left_overs(folder)
             save_checkpoint(folder, "best", saved)
     return saved

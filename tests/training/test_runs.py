@@ -151,6 +151,16 @@ def test_another_run_leaves_nothing_of_the_one_before(tmp_path):
     assert {load_checkpoint(tmp_path, name).info["run"] for name in checkpoints(tmp_path)} == {run.id}
 
 
+def test_a_new_run_replaces_another_only_if_it_may(tmp_path):
+    run = trained(tmp_path, RECIPE.changed(steps=2))
+    before = (tmp_path / "last.safetensors").read_bytes()
+    other = new_run(TEXT, RECIPE.changed(steps=2), seed=9)
+    with pytest.raises(FileExistsError, match="it holds a run already; give another folder, or overwrite it"):
+        train(other, tmp_path, quiet=True, overwrite=False)
+    assert not other.step and (tmp_path / "last.safetensors").read_bytes() == before
+    assert train(resumed(tmp_path, steps=3), tmp_path, quiet=True, overwrite=False).id == run.id
+
+
 def test_the_newest_is_found_by_its_step(tmp_path):
     trained(tmp_path, RECIPE.changed(steps=12, keep=3))
     for name, found in (("last", "step-12"), ("step-12", "step-10"), ("step-10", "step-8"), ("step-8", "best")):
