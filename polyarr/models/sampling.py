@@ -57,7 +57,7 @@ class Sampling:
     def __post_init__(self) -> None:
         top_k = self.top_k
         for name, is_right, due in (
-            ("temperature", _within(self.temperature, lambda t: 0 <= t < math.inf), "0 or more"),
+            ("temperature", _within(self.temperature, lambda t: 0 <= t < math.inf), "0 or more, and finite"),
             ("top_k", top_k is None or (type(top_k) is int and top_k >= 1), "an int of at least 1"),
             ("top_p", self.top_p is None or _within(self.top_p, lambda p: 0 < p <= 1), "above 0 and at most 1"),
             ("min_p", self.min_p is None or _within(self.min_p, lambda p: 0 <= p <= 1), "from 0 to 1"),

@@ -207,12 +207,14 @@ def server_of(
         The server, whose kernels are compiled.
 
     Raises:
-        ValueError: A tokenizer does not fit its model, `length` is out of range, an origin is none, or the device
-            computes several tokens to other bits than single ones, which rules out drafts.
+        ValueError: A tokenizer does not fit its model, `length` or `seconds` is out of range, an origin is none, or the
+            device computes several tokens to other bits than single ones, which rules out drafts.
     """
     context: int = model.config.context_length
     if length is not None and not 1 <= length <= context:
         raise ValueError(f"server_of: length is {length}; it must be from 1 to {context}, the model's context")
+    if not seconds > 0:
+        raise ValueError(f"server_of: seconds is {seconds}; it must be above 0")
     programs = SandboxedTokenizer(tokenizer)
     length = length or min(context, MAX_LENGTH)
     # To pyright it is no Tokenizer, as __getattr__ has the rest of one.

@@ -237,7 +237,7 @@ def test_generation_reads_nothing_from_the_device():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": -1}, "temperature is -1; it must be 0 or more"),
+        ({"temperature": -1}, "temperature is -1; it must be 0 or more, and finite"),
         ({"max_new_tokens": -1}, "max_new_tokens is -1; it must not be negative"),
         ({"tokens": pa.Spec((1, 0), pa.int32)}, r"tokens is int32\[1, 0\]; it must be \[batch, at least 1\]"),
     ],

@@ -156,9 +156,10 @@ def test_penalties_of_sampled_tokens_are_the_api_s(on_numpy, sampled, frequency,
 @pytest.mark.parametrize(
     ("settings", "due"),
     [
-        ({"temperature": -1}, "temperature is -1; it must be 0 or more"),
-        ({"temperature": math.nan}, "temperature is nan; it must be 0 or more"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be 0 or more"),
+        ({"temperature": -1}, "temperature is -1; it must be 0 or more, and finite"),
+        ({"temperature": math.nan}, "temperature is nan; it must be 0 or more, and finite"),
+        ({"temperature": math.inf}, "temperature is inf; it must be 0 or more, and finite"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be 0 or more, and finite"),
         ({"top_k": 0}, "top_k is 0; it must be an int of at least 1"),
         ({"top_k": 1.5}, "top_k is 1.5; it must be an int of at least 1"),
         ({"top_p": 0}, "top_p is 0; it must be above 0 and at most 1"),

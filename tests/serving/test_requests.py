@@ -4,6 +4,7 @@
 
 import asyncio
 import logging
+import math
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.helpers.serving import (
 
 from polyarr.serving.app import Service
 from polyarr.serving.protocol import Limits
+from polyarr.serving.server import server_of
 from polyarr.serving.worker import Worker
 
 
@@ -140,3 +142,9 @@ def test_a_disconnect_is_noticed_among_many_events(scripted, runner):
 
     runner.run(ask_directly(service, {**ASK, "max_tokens": 900, "stream": True}, send, gone))
     assert len(sent) < 20
+
+
+def test_a_time_limit_is_a_number_above_0(tiny):
+    for seconds in (0, math.nan):
+        with pytest.raises(ValueError, match=rf"^server_of: seconds is {seconds}; it must be above 0$"):
+            server_of(*tiny, "tiny", seconds=seconds)
