@@ -70,7 +70,7 @@ def rate_of(device: Device, tile: CpuMatmul) -> float:
     """Return the GFLOP/s of a product on one core."""
     host = np.random.default_rng(0).uniform(-1, 1, (TIMED, TIMED)).astype(float32)
     x, y, out = device.upload(host), device.upload(host), device.empty(Spec(host.shape, float32))
-    launch = one_block(device, float32, tile, (TIMED,) * 3)
+    launch = one_block(device, float32, tile, (TIMED, TIMED, TIMED))
     memories = x.memory, y.memory, None, out.memory, out.memory, None
     return 2e-9 * TIMED**3 / best_time(device, lambda: launch(memories))
 
