@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_error, print_text
+from polyarr.cli.values import FileName
 from polyarr.cli.writing import check_stops, open_writer, writing_options
 from polyarr.models.conversation import Conversation
 from polyarr.training.interruption import interruption
@@ -19,7 +20,7 @@ _EXIT, _RESET, _HELP = "/exit", "/reset", "/help"
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FileName())
 @click.option("--system", help="System prompt, which stays when the oldest turns are dropped.")
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=500, show_default=True, help="Limit of the tokens of an answer."

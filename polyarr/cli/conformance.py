@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from polyarr.cli.values import FileName
 from polyarr.testing import LEVELS, USUAL_LEVEL, adapters
 
 # pytest's exit codes, and the command's exit code for each; for all others it is 1.
@@ -22,7 +23,7 @@ OPTIONS = (
     "-p", "no:cacheprovider", "-p", "polyarr.testing.pytest_plugin",
 )  # fmt: skip
 REPORTING = ("-q", "-rN", "--no-header", "--disable-warnings")
-_path = click.Path(path_type=Path)
+_path = FileName()
 
 
 @click.command()

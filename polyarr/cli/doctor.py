@@ -23,6 +23,7 @@ from polyarr.cli.devices import features_of
 from polyarr.cli.ranks import here, join, of_mpi, of_ranks
 from polyarr.cli.redaction import redacted
 from polyarr.cli.train import choose_backend
+from polyarr.cli.values import FileName
 from polyarr.core.announce import observers
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
@@ -57,7 +58,7 @@ COLOURS = {"ok": "green", "note": "blue", "warning": "yellow", "error": "red"}
 @click.command()
 @click.option("--verbose", is_flag=True, help="Also show notes on the drivers, which need no action.")
 @click.option(
-    "--report", "file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--report", "file", type=FileName(dir_okay=False), metavar="FILE",
     help="Also write all of it to a file for an issue, without private data.",
 )  # fmt: skip
 def command(verbose: bool, file: Path | None) -> None:

@@ -9,6 +9,7 @@ import click
 from polyarr.cli.output import escaped, print_json, print_table
 from polyarr.cli.starting import loaded, model_options
 from polyarr.cli.train import choose_backend
+from polyarr.cli.values import FileName
 from polyarr.nn import merge_lora
 from polyarr.text import find_files
 from polyarr.text.documents import read_documents
@@ -19,9 +20,9 @@ _WINDOW = 1024  # largest default window
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FileName())
 @click.option(
-    "--data", type=click.Path(path_type=Path), required=True,
+    "--data", type=FileName(), required=True,
     help="A UTF-8 text, a folder or a pattern of them, or JSON lines of texts or of conversations.",
 )
 @click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.cli.values import FileName
 from polyarr.models.folders import CONFIG, read_json
 from polyarr.models.formats import WRITTEN
 from polyarr.models.gguf import TYPES
@@ -14,9 +15,9 @@ from polyarr.training.recipes import COMPUTED
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FileName())
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Folder to write; for gguf, the file."
+    "--out", type=FileName(), required=True, help="Folder to write; for gguf, the file."
 )
 @click.option(
     "--format", type=click.Choice([*WRITTEN, GGUF, ADAPTERS]), default="huggingface", show_default=True,

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from polyarr.cli.output import print_text
+from polyarr.cli.values import FileName
 from polyarr.cli.writing import check_stops, open_writer, writing_options
 from polyarr.files import read_regular
 from polyarr.models import Writer
@@ -25,16 +26,16 @@ _MAX_PROMPT = 2**24  # bytes of a prompt's file
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FileName())
 @click.option("--prompt", help="Start of the text.  [default: the token that begins a text, as <s>, or a line end]")
 @click.option(
-    "--prompt-file", "file", metavar="FILE", type=click.Path(path_type=Path),
+    "--prompt-file", "file", metavar="FILE", type=FileName(),
     help="UTF-8 file with the prompt, or - for standard input; a last line end is left out.",
 )
 @click.option("--chat", "is_chat", is_flag=True, help="Answer the prompt as a message, by the model's chat template.")
 @click.option("--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="Limit of new tokens.")
 @click.option(
-    "--json-schema", "schema", metavar="FILE", type=click.Path(path_type=Path),
+    "--json-schema", "schema", metavar="FILE", type=FileName(),
     help="Write JSON that is valid by the JSON schema in a file.",
 )
 @click.option("--stop-at-context", is_flag=True, help="Stop when the model's context is full.")

@@ -6,19 +6,20 @@ import click
 
 from polyarr.cli.output import in_shell
 from polyarr.cli.starting import dtype_option
+from polyarr.cli.values import FileName
 from polyarr.text import NumberTokenizer, load_tokenizer
 from polyarr.training.pretrained import import_model
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@click.argument("path", type=FileName())
+@click.option("--out", type=FileName(), required=True, help="Folder of the run.")
 @click.option("--context", type=click.IntRange(min=1), help="Shorten the model's context to N tokens, for good.")
 @click.option(
-    "--tokenizer", metavar="FILE", type=click.Path(path_type=Path), help="The tokenizer, if it is not beside the model."
+    "--tokenizer", metavar="FILE", type=FileName(), help="The tokenizer, if it is not beside the model."
 )
 @click.option(
-    "--adapters", metavar="DIR", type=click.Path(path_type=Path), help="Merge low-rank adapters that PEFT saved."
+    "--adapters", metavar="DIR", type=FileName(), help="Merge low-rank adapters that PEFT saved."
 )
 @dtype_option
 @click.option(

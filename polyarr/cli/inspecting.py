@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_json, print_table
+from polyarr.cli.values import FileName
 from polyarr.contents import Contents, Statistics, Tensor, contents_of, save_histograms
 from polyarr.extras import extra
 
@@ -16,9 +17,9 @@ _MAX_SETTING = 200  # characters of a setting's line
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FileName())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Plot histograms into a PNG.")
+@click.option("--plot", type=FileName(dir_okay=False), help="Plot histograms into a PNG.")
 @click.option("--statistics/--no-statistics", default=True, help="Compute statistics.  [default: statistics]")
 def command(path: Path, as_json: bool, plot: Path | None, statistics: bool) -> None:
     """Show the content of a model's files: tensors, configuration, progress of training, vocabulary.

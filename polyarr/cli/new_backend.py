@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from polyarr.cli.backend_template import FILES
+from polyarr.cli.values import FileName
 from polyarr.plugins.loading import BUILT_IN
 
 NAME = re.compile("[a-z][a-z0-9_]*")  # it is a part of a module's name
@@ -13,7 +14,7 @@ NAME = re.compile("[a-z][a-z0-9_]*")  # it is a part of a module's name
 
 @click.command()
 @click.argument("name")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FOLDER", help="[default: polyarr-NAME]")
+@click.option("--out", type=FileName(), metavar="FOLDER", help="[default: polyarr-NAME]")
 def command(name: str, out: Path | None) -> None:
     """Write a package with the backend NAME, which computes with NumPy until you replace it.
 

@@ -7,6 +7,7 @@ import click
 
 from polyarr.cli.output import in_shell
 from polyarr.cli.train import chosen_tokenizer
+from polyarr.cli.values import FileName
 from polyarr.extras import extra
 from polyarr.text import find_files, is_prepared, open_prepared, prepare
 from polyarr.text.corpus import VALIDATION
@@ -27,8 +28,8 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
 
 
 @click.command()
-@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder to write.")
+@click.argument("data", nargs=-1, required=True, type=FileName())
+@click.option("--out", type=FileName(file_okay=False), required=True, help="Folder to write.")
 @click.option(
     "--tokenizer", "tokens", metavar="FILE|char|byte", default="char", show_default=True,
     help="Tokenizer: a tokenizer.json, a folder with one or with GPT-2's files, characters or bytes.",
@@ -40,7 +41,7 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
 @click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 @click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
 @click.option(
-    "--check", metavar="DIR", type=click.Path(path_type=Path), is_eager=True, expose_value=False, callback=_check,
+    "--check", metavar="DIR", type=FileName(), is_eager=True, expose_value=False, callback=_check,
     help="Only verify the checksum of the tokens in DIR.",
 )
 def command(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from polyarr.cli.values import FileName
 from polyarr.files import read_regular
 from polyarr.training.report import write_report
 
@@ -11,8 +12,8 @@ _MAX_SAMPLE = 2**24  # bytes of a sample text
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--sample", "samples", type=click.Path(dir_okay=False, path_type=Path), multiple=True,
+@click.argument("folder", metavar="DIR", type=FileName())
+@click.option("--sample", "samples", type=FileName(dir_okay=False), multiple=True,
               help="File with a generated text to show; may be repeated.")  # fmt: skip
 def command(folder: Path, samples: tuple[Path, ...]) -> None:
     """Write report.html into the folder of a run: curves, evaluations, profile, recipe, environment.

@@ -8,6 +8,7 @@ import click
 from polyarr.cli.output import escaped, print_error
 from polyarr.cli.starting import loaded, model_options
 from polyarr.cli.train import SIGNALLED, choose_backend
+from polyarr.cli.values import FileName
 from polyarr.cli.writing import loaded_draft
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
@@ -16,7 +17,7 @@ from polyarr.nn import merge_lora
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=FileName())
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: one that the system chooses."
@@ -33,7 +34,7 @@ from polyarr.nn import merge_lora
     help="Number of texts that are written at a time; their caches take memory for --length tokens each.",
 )
 @click.option(
-    "--draft", metavar="DIR", type=click.Path(path_type=Path),
+    "--draft", metavar="DIR", type=FileName(),
     help="Let a smaller model with the same tokenizer draft tokens while one text is written.",
 )
 @click.option(
@@ -56,7 +57,7 @@ from polyarr.nn import merge_lora
     help="Host name by which clients may call the server, or *.NAME; may be repeated.",
 )
 @click.option(
-    "--api-key-file", "file", type=click.Path(path_type=Path), help="Require one of the API keys in a file."
+    "--api-key-file", "file", type=FileName(), help="Require one of the API keys in a file."
 )
 @click.option(
     "--api-key", "key", metavar="KEY", envvar="POLYARR_API_KEY",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
+from polyarr.cli.values import FileName
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG, no_such
 from polyarr.saving.gguf_file import is_gguf
@@ -44,7 +45,7 @@ def adding(*options: Callable[[Any], Any]) -> Callable[[F], F]:
 # Options of a run that begins with given weights.
 starting_options = adding(
     click.option(
-        "--from", "source", type=click.Path(path_type=Path),
+        "--from", "source", type=FileName(),
         help="Begin with the weights and the tokenizer of a run, a Hugging Face folder, a safetensors file or a GGUF "
         "file, which is not changed.",
     ),

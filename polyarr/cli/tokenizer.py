@@ -6,6 +6,7 @@ import click
 
 from polyarr.atomic import write_whole
 from polyarr.cli.output import escaped, in_shell, print_json
+from polyarr.cli.values import FileName
 from polyarr.text import Tokenizer, find_files, is_prepared, load_tokenizer, open_prepared, train_bpe
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.sources import FIELD, read_pieces
@@ -20,10 +21,10 @@ def command() -> None:
 
 
 @command.command("train")
-@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("data", nargs=-1, required=True, type=FileName())
 @click.option("--size", type=click.IntRange(min=BYTES + 1), required=True, help="Largest number of tokens.")
 @click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write, a tokenizer.json."
+    "--out", type=FileName(dir_okay=False), required=True, help="File to write, a tokenizer.json."
 )
 @click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
@@ -40,7 +41,7 @@ def train(data: tuple[Path, ...], size: int, out: Path, field: str) -> None:
 
 
 @command.command("show")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("path", metavar="FILE", type=FileName())
 @click.option("--text", help="Show the tokens of a text.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(path: Path, text: str | None, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from polyarr import distributed
 from polyarr.cli.output import in_shell
 from polyarr.cli.ranks import join
 from polyarr.cli.starting import RunStart, start, starting_options, with_adapters
+from polyarr.cli.values import FileName
 from polyarr.core.backend import Backend
 from polyarr.core.current import set_backend
 from polyarr.core.errors import BackendError
@@ -54,7 +55,7 @@ _positive = click.IntRange(min=1)
 @click.command()
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=FileName(),
     help="A UTF-8 text, a folder or a pattern of them, JSON lines of texts, conversations or prompts with completions, "
     "or a folder from `polyarr prepare`.  "
     f"[default: the source of {LIBRARY}]",
@@ -97,7 +98,7 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--seed", type=click.IntRange(min=0), help="Seed of weights, batches and dropout.  [default: 1337]"
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder of the run.  [default: runs/PRESET]")
+@click.option("--out", type=FileName(), help="Folder of the run.  [default: runs/PRESET]")
 @click.option(
     "--resume", is_flag=True, help="Resume the run in --out, up to --steps; it keeps its schedule."
 )
@@ -106,7 +107,7 @@ _positive = click.IntRange(min=1)
 )
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option(
-    "--profile", type=click.Path(dir_okay=False, path_type=Path),
+    "--profile", type=FileName(dir_okay=False),
     help="Profile some steps as they train: print a table, keep it for the report, and write a trace for Perfetto.",
 )
 @click.option(

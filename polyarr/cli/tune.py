@@ -13,6 +13,7 @@ import click
 from polyarr.atomic import write_whole
 from polyarr.cli.output import print_json, print_table
 from polyarr.cli.train import choose_backend
+from polyarr.cli.values import FileName
 from polyarr.core.current import get_backend
 from polyarr.core.tuning import Kept, Tuning, Work
 from polyarr.extras import extra
@@ -27,7 +28,7 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 PRODUCTS = ("NT", "NN", "TN")  # GEMMs of a layer: forward, gradient of the input, gradient of the weight
 FILE_KEY = "polyarr tuning"
 _MAX_FILE = 2**26  # bytes
-_path = click.Path(dir_okay=False, path_type=Path)
+_path = FileName(dir_okay=False)
 
 
 class Seconds(click.ParamType):

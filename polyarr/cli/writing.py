@@ -8,6 +8,7 @@ import click
 
 from polyarr.cli.starting import adding, loaded, model_options
 from polyarr.cli.train import choose_backend
+from polyarr.cli.values import FileName
 from polyarr.models import Writer
 from polyarr.models.decoder import LanguageModel
 from polyarr.nn import merge_lora
@@ -37,7 +38,7 @@ writing_options = adding(
     ),
     click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same text."),
     click.option(
-        "--draft", metavar="DIR", type=click.Path(path_type=Path),
+        "--draft", metavar="DIR", type=FileName(),
         help="Let a smaller model with the same tokenizer draft tokens, which are checked in one pass.",
     ),
     click.option(

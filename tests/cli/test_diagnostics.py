@@ -10,6 +10,7 @@ import sys
 import time
 import tomllib
 from importlib import import_module
+from pathlib import Path
 
 import click
 import pytest
@@ -305,6 +306,21 @@ def test_wrong_usage_is_one_line_and_exit_code_2(arguments, line):
     found = polyarr(*arguments)
     assert found.returncode == 2 and found.stderr.startswith(line)
     assert len(found.stderr.splitlines()) == 1 and "--help" in found.stderr
+
+
+def test_an_empty_name_of_a_file_is_refused():
+    """It is not the current folder, which an import or an export would write into."""
+    context, count = click.Context(cli.main), 0
+    for name in cli.COMMANDS:
+        found = cli.main.get_command(context, name)
+        for each in (found, *getattr(found, "commands", {}).values()):
+            for param in each.params:
+                if isinstance(param.type, click.Path):
+                    count += 1
+                    assert param.type.convert("a/b", param, context) == Path("a/b")
+                    with pytest.raises(click.BadParameter, match="the name is empty"):
+                        param.type.convert("", param, context)
+    assert count > 30
 
 
 @pytest.fixture
