@@ -11,7 +11,7 @@ from polyarr.core.array import Array, from_numpy, unheld
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, Shared, address_of, is_on_host, on_host
-from polyarr.core.errors import DtypeError, NestingError
+from polyarr.core.errors import DtypeError, NestingError, ShapeError
 from polyarr.core.spec import (
     COMPLEX,
     DTYPES,
@@ -47,7 +47,7 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
     """Return an array with the values of obj.
 
     Python floats become float32 and Python ints int64. An element that has a dtype keeps it, also in a list, whose
-    elements are promoted to one dtype.
+    elements are promoted to one dtype. Arrays in a list are stacked as by `stack`, with their gradients.
 
     Args:
         obj: Number, nested sequence, NumPy array, buffer, or object that supports DLPack.
@@ -82,7 +82,7 @@ def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None,
         return _shared(obj, dtype, get_backend(device))
     if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
         obj = _taken_over("asarray", obj)
-    return from_numpy(_host(obj, dtype), get_backend(device))
+    return _array(obj, dtype, get_backend(device))
 
 
 def _shared(obj: Any, dtype: Any, backend: Backend) -> Array:
@@ -109,13 +109,13 @@ def _taken_over(op: str, x: Any) -> np.ndarray:
         raise BufferError(f"{op}: x is {described(x)}, whose values cannot be read: {error}") from None
 
 
-def _host(obj: Any, dtype: Any) -> np.ndarray:
-    """Return obj as a NumPy array of a dtype that polyarr has."""
+def _array(obj: Any, dtype: Any, backend: Backend) -> Array:
+    """Return obj as a new array; lists that hold arrays are stacked by ops, which have a gradient."""
     if type(obj) is np.ndarray and dtype is None and obj.dtype in DTYPES:
-        return obj
+        return from_numpy(obj, backend)
     found: set[np.dtype] = set()
     try:
-        plain = _without_arrays(obj, found)
+        holds_arrays = _examine(obj, found)
     except RecursionError:
         deep = f"asarray: got {described(obj)} that contains itself, or is nested too deeply"
         raise NestingError(f"{deep}; an array has at most 64 axes") from None
@@ -125,26 +125,36 @@ def _host(obj: Any, dtype: Any) -> np.ndarray:
         raise DtypeError(f"asarray: got complex numbers; {as_dtype(dtype).name} has no imaginary part")
     joined = _joined(found) if dtype is None else as_dtype(dtype)
     try:
-        return np.asarray(plain, joined)
+        return _stacked(obj, joined, backend) if holds_arrays else from_numpy(np.asarray(obj, joined), backend)
     except (OverflowError, ValueError) as error:
-        if "inhomogeneous" in str(error):
+        if "inhomogeneous" in str(error) or isinstance(error, ShapeError):
             raise ValueError(f"asarray: got {described(obj)} of rows of several lengths; they must be alike") from None
         kind = OverflowError if isinstance(error, OverflowError) else ValueError
         raise kind(f"asarray: {joined.name} cannot hold an element: {error}") from None
 
 
-def _without_arrays(obj: Any, dtypes: set[np.dtype]) -> Any:
-    """Return obj with polyarr's arrays as NumPy arrays; add the dtypes of all elements to `dtypes`."""
+def _stacked(obj: Any, dtype: np.dtype, backend: Backend) -> Array:
+    if isinstance(obj, (list, tuple)) and len(obj):
+        return ops.stack([_stacked(o, dtype, backend) for o in obj])
+    if isinstance(obj, Array):
+        return asarray(obj, dtype=dtype, device=backend)
+    return from_numpy(np.asarray(obj, dtype), backend)
+
+
+def _examine(obj: Any, dtypes: set[np.dtype]) -> bool:
+    """Add the dtypes of all elements to `dtypes`, and return whether obj holds arrays of polyarr."""
     if isinstance(obj, (list, tuple)):
-        return [_without_arrays(o, dtypes) for o in obj]
-    obj = obj.numpy() if isinstance(obj, Array) else obj
+        return any([_examine(o, dtypes) for o in obj])  # a list: a generator would end at the first array
     if type(obj) in NATURAL:
         dtypes.add(NATURAL[type(obj)])
+    elif isinstance(obj, Array):
+        dtypes.add(obj.dtype)
+        return True
     else:
         host = np.asarray(obj)
         native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
         dtypes.add({float64: float32, complex128: complex64}.get(native, native) if not _is_typed(obj) else native)
-    return obj
+    return False
 
 
 def _is_typed(obj: Any) -> bool:

@@ -71,6 +71,22 @@ def test_arrays_in_a_list_keep_their_dtype(backend: Backend) -> None:
     assert pa.asarray([doubles[0], 1.0]).dtype == pa.float64
 
 
+def test_arrays_in_a_list_keep_their_gradient(backend: Backend) -> None:
+    def rows(x: pa.Array) -> pa.Array:
+        return pa.asarray([[x[0] ** 2, x[0] * x[1]], (3, x[1])])
+
+    x = pa.asarray([2.0, 5.0])
+    assert rows(x).tolist() == [[4, 10], [3, 5]]
+    assert pa.jacrev(rows)(x).tolist() == [[[4, 0], [5, 2]], [[0, 0], [0, 1]]]
+    assert pa.compile(rows)(x).tolist() == rows(x).tolist()
+    assert pa.vmap(rows)(pa.stack([x, 2 * x])).tolist() == [rows(x).tolist(), rows(2 * x).tolist()]
+    moved = pa.asarray([x.to("numpy"), [1, 2]], dtype="float64")
+    assert moved.device == x.device and moved.dtype == pa.float64
+    for ragged in ([x, x[0]], [x, []], [[x], [1, 2]]):
+        with pytest.raises(ValueError, match=r"^asarray: got a list of rows of several lengths; "):
+            pa.asarray(ragged)
+
+
 def test_what_holds_no_numbers_is_refused(on_numpy: Backend) -> None:
     for given in ("abc", [None], {"a": 1}, ["1"], [object()]):
         with pytest.raises(pa.DtypeError, match="it must hold numbers"):

@@ -192,7 +192,7 @@ def _add(call: str, leaves: str, *recorders: _Recorder) -> None:
     elif entry and leaves in (VALUES, BOTH):
         if entry[0] != creation.__name__:  # a function that reads what it needs, such as nonzero, or writes files
             return
-        call = f"{entry[1]}()"  # of a list of arrays
+        call = f"{entry[1]}()"  # of arrays in a deque, for example
     place = GraphBreak(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, call, leaves)
     asserting = _ASSERTS.match(through)
     while frame is not None and not asserting:
