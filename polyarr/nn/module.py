@@ -55,6 +55,8 @@ class Module(tree.Versioned):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer; every Module defines its own."""
+        if hasattr(type(self), "forward"):
+            raise TypeError(f"{type(self).__name__}: it defines forward and no __call__; rename forward to __call__")
         raise TypeError(f"{type(self).__name__}: it defines no __call__, so it cannot be called")
 
     # ---- the tree --------------------------------------------------------------------------------------------

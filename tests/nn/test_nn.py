@@ -355,3 +355,14 @@ def test_a_compiled_step_that_is_given_the_model_keeps_what_is_frozen(backend):
         assert float(loss) == float(other)
     assert same(mine[0], given[0]) and len(compiled.programs()) == 1
     assert moved(model, given[0]) == ["many.0.weight"]
+
+
+def test_a_module_without_a_call_says_what_to_define(on_numpy):
+    class Torch(nn.Module):
+        def forward(self, x):
+            return x
+
+    with pytest.raises(TypeError, match=r"^Torch: it defines forward and no __call__; rename forward to __call__$"):
+        Torch()(pa.ones(2))
+    with pytest.raises(TypeError, match=r"^Module: it defines no __call__, so it cannot be called$"):
+        nn.Module()(pa.ones(2))
