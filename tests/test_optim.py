@@ -297,6 +297,18 @@ def test_what_is_no_gradient_or_no_state_is_refused(on_numpy, optimizer):
             optimizer.update(grads, given, model)
 
 
+def test_a_model_in_place_of_a_learning_rate_is_refused():
+    model = nn.Linear(3, 2)
+    refused = r"^Adam: lr is a .*; it must be a number or a function of the step; the model is given to init\(model\)$"
+    for given in (model, model.parameters(), [*model.parameters().values()]):
+        for settings in ({}, {"lr": 1e-3}):
+            with pytest.raises(TypeError, match=refused):
+                optim.Adam(given, **settings)
+    with pytest.raises(TypeError, match=refused):
+        optim.Adam(lr=model)
+    assert optim.SGD(pa.asarray(0.1)).lr.shape == ()
+
+
 def test_settings_out_of_range_are_refused():
     for kind, setting in (
         (optim.SGD, {"lr": -1e-3}), (optim.SGD, {"lr": math.nan}), (optim.SGD, {"momentum": -1}),

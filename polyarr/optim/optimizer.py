@@ -11,7 +11,7 @@ from polyarr import ops, tree
 from polyarr.core.array import Array
 from polyarr.core.names import answer_attribute
 from polyarr.core.number import Number, evaluate
-from polyarr.core.spec import FLOATS, float32, float64, shown
+from polyarr.core.spec import FLOATS, described, float32, float64, shown
 from polyarr.ops.validation import number, within
 from polyarr.optim.gradients import scale_for
 
@@ -143,6 +143,13 @@ class Optimizer:
 
     if not TYPE_CHECKING:  # to a type checker, every attribute would seem to be there
         __getattr__ = answer_attribute("Optimizer")
+
+        def __new__(cls, *args: Any, **settings: Any) -> Any:  # before __init__ finds lr given twice
+            lr = args[0] if args else settings.get("lr")
+            if type(lr) is not Array and any(type(leaf) is Array for leaf in tree.leaves(lr)):
+                required = "it must be a number or a function of the step; the model is given to init(model)"
+                raise TypeError(f"{cls.__name__}: lr is {described(lr)}; {required}")
+            return super().__new__(cls)
 
     lr: float | Array | Schedule = 1e-3
     weight_decay: float = 0.0
