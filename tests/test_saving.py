@@ -103,6 +103,7 @@ def test_what_cannot_be_saved_leaves_the_old_file(on_numpy: Backend, tmp_path: P
     [
         (b"", None),
         (b"no safetensors file at all", None),
+        (b"PK\x03\x04" + bytes(20), None),
         (None, "{"),
         (None, '{"array": "missing"}'),
         (None, '{"dict": 5}'),
@@ -116,6 +117,15 @@ def test_damaged_files(on_numpy: Backend, tmp_path: Path, data: bytes | None, me
     with pytest.raises(ValueError, match=r"^load: .*x is damaged or no safetensors file: .") as found:
         pa.load(path)
     assert "\n" not in str(found.value)
+
+
+def test_files_of_numpy_are_named(on_numpy: Backend, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.ones(3))
+    np.save(tmp_path / "x.npy", np.ones(3))
+    with pytest.raises(ValueError, match=r"x.npz is .*: it is a zip archive; numpy.load reads an .npz file, torch"):
+        pa.load(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=r"x.npy is .*: it is an .npy file; read it with numpy.load$"):
+        pa.load(tmp_path / "x.npy")
 
 
 def test_what_cannot_be_loaded(on_numpy: Backend, tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ class Entry(NamedTuple):
         return None if found is None else np.dtype(found)
 
 
+_OTHERS = {  # first bytes of other files with arrays -> what they are
+    b"PK\x03\x04": "a zip archive; numpy.load reads an .npz file, torch.load one of PyTorch",
+    b"\x93NUMPY": "an .npy file; read it with numpy.load",
+}
+
+
 class TensorFile:
     """A safetensors file that stays open until its last user is gone.
 
@@ -60,7 +66,11 @@ class TensorFile:
 
     def __init__(self, path: str | Path) -> None:
         self.file = HeldFile(path)
-        length = int.from_bytes(self.file.read(0, min(8, self.file.size)), "little")
+        start = self.file.read(0, min(8, self.file.size))
+        for magic, kind in _OTHERS.items():
+            if start.startswith(magic):
+                raise ValueError(f"it is {kind}")
+        length = int.from_bytes(start, "little")
         if not 2 <= length <= min(MAX_HEADER, self.file.size - 8):
             raise ValueError(f"its header would have {length:,} bytes; the file has {self.file.size:,}")
         header = loaded_json(self.file.read(8, length).decode())
