@@ -435,6 +435,12 @@ def test_mixing_backends_names_both() -> None:
         ),
         (lambda x: None, pa.asarray([1.0], device="numpy"), GradientError, "fn returned NoneType"),
         (
+            lambda x: (ops.sum(x), x),
+            pa.asarray([1.0], device="numpy"),
+            GradientError,
+            r"fn returned tuple; it must return a scalar array, or \(scalar array, anything\) with has_aux=True$",
+        ),
+        (
             lambda x: ops.sum(x),
             pa.asarray([1], device="numpy"),
             GradientError,

@@ -20,7 +20,8 @@ def carries_gradient(leaf: Any) -> bool:
 def check_scalar(asked: str, value: Any) -> None:
     """Raise GradientError unless value is a floating-point scalar array."""
     if type(value) is not Array:
-        raise GradientError(f"{asked}: fn returned {type(value).__name__}; it must return a scalar array")
+        pair = ", or (scalar array, anything) with has_aux=True" if isinstance(value, tuple) else ""
+        raise GradientError(f"{asked}: fn returned {type(value).__name__}; it must return a scalar array{pair}")
     if value.shape != () or value.dtype not in FLOATS:
         raise GradientError(f"{asked}: fn returned {value.spec}; it must return a real floating-point scalar")
 
