@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import shown
@@ -106,7 +108,8 @@ def get_backend(name: str | Backend | None = None) -> Backend:
             return scope[0]
         return _default or set_backend(_named(None))
     if not isinstance(name, (str, Backend)):
-        raise TypeError(f"a backend is given by name or as a Backend, not as {shown(name)}")
+        convert = "; convert dtypes by astype" if isinstance(name, np.dtype) else ""
+        raise TypeError(f"a backend is given by name or as a Backend, not as {shown(name)}{convert}")
     found = name if isinstance(name, Backend) else _named(name)
     capture = capturing.get()
     return found if capture is None or found is not capture.target else capture.backend

@@ -84,8 +84,9 @@ def matmul(x, y, *, precision=None):
 
     Source: array API standard 2025.12
     """
-    if not x.shape or not y.shape or x.shape[-1] != y.shape[-2 if len(y.shape) > 1 else 0]:
-        raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[-2]")
+    rows = -2 if len(y.shape) > 1 else 0
+    if not x.shape or not y.shape or x.shape[-1] != y.shape[rows]:
+        raise ShapeError(f"matmul: x is {spec_of(x)}, y is {spec_of(y)}; x.shape[-1] must equal y.shape[{rows}]")
     left = reshape(x, shape=(1, *x.shape)) if len(x.shape) == 1 else x
     right = reshape(y, shape=(*y.shape, 1)) if len(y.shape) == 1 else y
     out = matrix_product(left, right, precision=precision)

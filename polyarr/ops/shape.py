@@ -52,7 +52,9 @@ def reshape(x, *, shape):
     given = wholes("reshape", "shape", shape)
     rest = math.prod(n for n in given if n != -1)
     found = tuple(x.size // rest if n == -1 and rest else n for n in given)
-    if given.count(-1) > 1 or any(n < 0 for n in found) or math.prod(found) != x.size:
+    if given.count(-1) > 1:
+        raise ShapeError(f"reshape: shape is {list(given)}; at most one length may be -1")
+    if any(n < 0 for n in found) or math.prod(found) != x.size:
         raise ShapeError(f"reshape: x is {x}, {x.size} elements; {list(given)} does not hold as many")
     return Spec(found, x.dtype), {"shape": found}
 
