@@ -403,6 +403,9 @@ _INSTEAD = {
         "Buffer register_buffer"
     ),
     "write a cell of Linear layers, and pa.scan over time": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
+    "a device is a backend: pa.set_backend('opencl'), and polyarr devices lists them": "cuda mps xpu",
+    "take rows by x[indices], with indices of pa.random.permutation(len(x))": """DataLoader Dataset TensorDataset
+        RandomSampler""",
     "average by pa.tree.map(lambda a, p: 0.999 * a + 0.001 * p, average, model)": """AveragedModel EMA ema
         ExponentialMovingAverage swa_utils""",
     "lr= may be a function of the step, or an argument of the function that makes the step": """ExponentialLR
