@@ -138,8 +138,8 @@ class BatchNorm(Module):
             y = ops.batch_norm_inference(x, held.mean, held.variance, self.weight, self.bias, eps=self.eps)
             return ACTIVATIONS[self.activation](y)
         if self.observer is None:
-            required = "call what nn.observing(model) gives, which takes its new statistics, or model.eval()"
-            raise RuntimeError(f"BatchNorm: it is in training mode, and observed by nothing; {required}")
+            required = "call it within `with nn.observing(model) as (model, seen):`, or call model.eval() first"
+            raise RuntimeError(f"BatchNorm: in training mode, its new statistics would be lost; {required}")
         count = x.size // max(held.mean.size, 1)
         if count < 2:
             raise ShapeError(f"BatchNorm: x is {x.spec}; in training there must be two values per channel")

@@ -131,9 +131,8 @@ def test_two_models_may_be_observed_together(on_numpy):
 
 
 def test_a_training_call_that_would_lose_its_statistics_says_so(on_numpy):
-    with pytest.raises(
-        RuntimeError, match=r"^BatchNorm: it is in training mode, and observed by nothing; call what nn"
-    ):
+    required = r"call it within `with nn.observing\(model\) as \(model, seen\):`, or call model.eval\(\) first$"
+    with pytest.raises(RuntimeError, match=rf"^BatchNorm: in training mode, .* would be lost; {required}"):
         new()(pa.asarray(X))
     new().eval()(pa.asarray(X))
 
