@@ -87,6 +87,8 @@ def current() -> Generator:
 def seed(value: int) -> None:
     """Start the sequence of a seed: the same draws after it give the same numbers, on every backend.
 
+    The bits are the same, too, but for those of `normal`, whose last digits are those of the backend's log and cos.
+
     Args:
         value: Int; its lower 64 bits count.
 
