@@ -79,7 +79,8 @@ class Embedding(Module):
     """
 
     def __init__(self, num_embeddings: int, emb_dim: int, init: Initializer | None = None) -> None:
-        self.weight = initial_value("Embedding", init or normal(), num_embeddings, emb_dim)
+        shape = whole("Embedding", "num_embeddings", num_embeddings), whole("Embedding", "emb_dim", emb_dim)
+        self.weight = initial_value("Embedding", init or normal(), *shape)
 
     def __call__(self, indices: Array) -> Array:
         """Return the vectors (..., emb_dim) of integer indices (...)."""
@@ -102,6 +103,7 @@ class LayerNorm(Module):
     """
 
     def __init__(self, emb_dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+        emb_dim = whole("LayerNorm", "emb_dim", emb_dim)
         self.weight = constant(1)((emb_dim,))
         self.bias = constant(0)((emb_dim,)) if bias else None
         self.eps = within("LayerNorm", "eps", eps, 0)
@@ -127,7 +129,7 @@ class RMSNorm(Module):
     """
 
     def __init__(self, emb_dim: int, eps: float = 1e-6, offset: float = 0.0) -> None:
-        self.weight = constant(1 - offset)((emb_dim,))
+        self.weight = constant(1 - offset)((whole("RMSNorm", "emb_dim", emb_dim),))
         self.eps, self.offset = within("RMSNorm", "eps", eps, 0), offset
 
     def __call__(self, x: Array) -> Array:

@@ -23,7 +23,7 @@ from polyarr.core.errors import ShapeError
 from polyarr.nn.init import constant
 from polyarr.nn.module import Module
 from polyarr.ops.nn import ACTIVATIONS
-from polyarr.ops.validation import within
+from polyarr.ops.validation import whole, within
 
 
 class Statistics(Module):
@@ -121,6 +121,7 @@ class BatchNorm(Module):
     def __init__(
         self, channels: int, eps: float = 1e-5, momentum: float = 0.1, activation: str | None = None
     ) -> None:
+        channels = whole("BatchNorm", "channels", channels)
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
         self.statistics = Statistics(channels)
         self.eps, self.activation = within("BatchNorm", "eps", eps, 0), activation
@@ -167,6 +168,7 @@ class GroupNorm(Module):
     """
 
     def __init__(self, groups: int, channels: int, eps: float = 1e-5) -> None:
+        channels = whole("GroupNorm", "channels", channels)
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
         self.groups, self.eps = groups, within("GroupNorm", "eps", eps, 0)
 
@@ -194,6 +196,7 @@ class InstanceNorm(Module):
     """
 
     def __init__(self, channels: int, eps: float = 1e-5, affine: bool = False) -> None:
+        channels = whole("InstanceNorm", "channels", channels)
         self.weight = constant(1)((channels,)) if affine else None
         self.bias = constant(0)((channels,)) if affine else None
         self.eps = within("InstanceNorm", "eps", eps, 0)

@@ -366,3 +366,10 @@ def test_a_module_without_a_call_says_what_to_define(on_numpy):
         Torch()(pa.ones(2))
     with pytest.raises(TypeError, match=r"^Module: it defines no __call__, so it cannot be called$"):
         nn.Module()(pa.ones(2))
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm", "GroupNorm", "Embedding"])
+def test_a_shape_in_place_of_a_length_is_refused(on_numpy, name):
+    arguments = {"GroupNorm": (1, (4,)), "Embedding": (10, (4,))}.get(name, ((4,),))
+    with pytest.raises(TypeError, match=rf"^{name}: (emb_dim|channels) is \(4,\); it must be an int$"):
+        getattr(nn, name)(*arguments)
