@@ -41,7 +41,7 @@ State = tuple[int | Array, int | Array]  # seed, and number of draws so far
 
 
 def _in_64_bits(seed: Any) -> Any:
-    return seed if isinstance(seed, (Array, Number)) else seed & _MASK
+    return seed if isinstance(seed, (Array, Number)) else whole("random", "seed", seed) & _MASK
 
 
 class Generator:
@@ -101,9 +101,7 @@ def seed(value: int) -> None:
         >>> pa.random.randint(0, 10, 5)
         Array([5, 9, 0, 5, 7], int64, 'numpy')
     """
-    if not isinstance(value, int):
-        raise TypeError(f"random.seed: got {type(value).__name__}; it must be an int")
-    current().restart(value, 0)
+    current().restart(whole("random.seed", "value", value), 0)
 
 
 def get_state() -> State:

@@ -159,10 +159,22 @@ def test_threads_never_share_a_draw(on_numpy: Backend) -> None:
     assert len(set(seen)) == 4000
 
 
+def test_a_seed_of_numpy_is_an_int(on_numpy):
+    random.seed(np.int64(-3))
+    first = random.uniform(3).tolist()
+    random.seed(-3)
+    assert random.uniform(3).tolist() == first
+    with random.drawing_from(random.Generator(np.uint8(7))):
+        second = random.uniform(3).tolist()
+    with random.drawing_from(random.Generator(7)):
+        assert random.uniform(3).tolist() == second
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: random.seed(1.5), TypeError, "random.seed: got float; it must be an int"),
+        (lambda: random.seed(1.5), TypeError, "random.seed: value is 1.5; it must be an int"),
+        (lambda: random.Generator(1.5), TypeError, "random: seed is 1.5; it must be an int"),
         (lambda: random.randint(3, 3), ValueError, "low is 3, high is 3"),
         (lambda: random.bernoulli(1.5), ValueError, "p is 1.5; it must be from 0 to 1"),
         (lambda: random.randint(0, 300, dtype="int8"), OverflowError, "high - 1 is 299; int8 holds -128 to 127"),
