@@ -27,4 +27,9 @@ __all__ = ["LEVELS", "USUAL_LEVEL", *_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except ImportError as error:
+        hint = "install what it needs with: pip install 'polyarr[testing]'"
+        raise ImportError(f"{__name__}: {error}; {hint}", name=error.name) from error
+    return getattr(module, name)

@@ -527,3 +527,10 @@ def test_the_page_is_a_test_file_that_passes(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     # Two without a backend, and one on NumPy and, if it starts, on OpenCL.
     assert re.search(r"^(4 passed|3 passed, 1 skipped) in", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_without_its_extra_the_kit_says_what_to_install():
+    code = "import sys; sys.modules['hypothesis'] = None; from polyarr.testing import check_grads"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    expected = r"ImportError: polyarr.testing: .*hypothesis.*; install .*: pip install 'polyarr\[testing\]'"
+    assert re.fullmatch(expected, done.stderr.splitlines()[-1])
