@@ -263,12 +263,11 @@ def _as_key(x: Array, k: Any) -> Any:
         elif isinstance(k, list) and not host.size:  # [] names no dtype
             host = host.astype(np.int64)
         else:
-            given = Spec(host.shape, host.dtype)
-            raise IndexError(f"indexing: an index is {given}; it must be an integer array, or one bool mask alone")
+            raise IndexError(_no_index(host))
         k = from_numpy(host, x.backend)
     if isinstance(k, Array) or stands_for_array(k):
         if k.dtype not in INTEGERS:
-            raise IndexError(f"indexing: an index is {spec_of(k)}; it must be an integer array, or one bool mask alone")
+            raise IndexError(_no_index(k))
         return k
     try:
         if isinstance(k, bool):  # a subclass of int that looks like a mask
@@ -278,6 +277,13 @@ def _as_key(x: Array, k: Any) -> Any:
         raise IndexError(
             f"indexing: an index is {type(k).__name__}; it must be an int, a slice, ..., None or an integer array"
         ) from None
+
+
+def _no_index(k: Any) -> str:
+    """Return the error message for an array that is neither integers nor a mask alone."""
+    beside = "; beside other indices write pa.nonzero(mask)[0]" if k.dtype == bool_ and len(k.shape) == 1 else ""
+    given = Spec(k.shape, k.dtype)
+    return f"indexing: an index is {given}; it must be an integer array, or one bool mask alone{beside}"
 
 
 def _position(x: Array, axis: int, k: int) -> int:

@@ -193,6 +193,7 @@ def test_a_mask_must_fit(on_numpy: Backend) -> None:
         ((3,), np.zeros((0, 2), np.complex64), r"^indexing: an index is complex64\[0, 2\]; it must be an integer"),
         ((3,), np.zeros(0, object), r"^indexing: an index is object\[0\]; it must be an integer"),
         ((2, 0, 1), (slice(None), np.zeros((0, 1), bool)), r"^indexing: an index is bool\[0, 1\]; it must be an int"),
+        ((2, 3), ([True, False], 0), r"^indexing: .* bool\[2\]; .*; beside other indices write pa.nonzero\(mask"),
         ((3,), ["a"], r"^indexing: an index is str\d+\[1\]; it must be an integer"),
         ((3, 3), ([0, 1], [0, 1, 2]), r"^indexing: cannot broadcast int64\[2\] with int64\[3\]$"),
     ],
