@@ -45,7 +45,7 @@ def device(backend, opencl, monkeypatch, tmp_path):
 
 
 on_opencl = pytest.mark.polyarr_backend("opencl")
-PRODUCT = Work("matmul", "float32", (64, 64, 64), "NT")
+PRODUCT = Work("matmul", "float32", (96, 96, 96), "NT")
 FORWARD = Work("attention", "float32", (2, 40, 40, 16), "forward")
 TILE = {"WIDE": 8, "ROWS": 4, "VECTORS": 2, "DEPTH": 256, "X_BLOCK": 96, "Y_BLOCK": 384}
 
@@ -60,7 +60,7 @@ def entry(opencl, device):
 def used(opencl, device):
     """Return the tile that a product uses."""
     device.plans.renew()
-    return device.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 64, 64, 64)[0]
+    return device.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 96, 96, 96)[0]
 
 
 # ---- looking up --------------------------------------------------------------------------------------------------
@@ -72,9 +72,9 @@ def test_what_was_kept_is_used_for_its_class_alone(device, opencl) -> None:
     opencl.tuned.change([kept])
     tile = used(opencl, device)
     assert vars(tile) == kept.parameters != vars(before)
-    for other in (("NT", 1, 256, 64, 64), ("NT", 2, 64, 64, 64)):
+    for other in (("NT", 1, 256, 96, 96), ("NT", 2, 96, 96, 96)):
         assert device.plans[opencl.matmul.tiles](FLOAT32, *other)[0] == before
-    x = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    x = np.random.default_rng(0).standard_normal((96, 96), np.float32)
     np.testing.assert_allclose((pa.asarray(x) @ pa.asarray(x).T).numpy(), x @ x.T, rtol=0, atol=1e-4)
     assert opencl.tuned.kept(device)[0].problem == ""
     assert opencl.tuned.diagnose(device)[0][0] == "ok"
@@ -90,7 +90,7 @@ def test_a_capture_plans_with_what_was_kept_and_does_not_try_it(device, opencl, 
     monkeypatch.setattr(opencl.tuned, "check", None)
     device.plans.renew()
     planning = opencl.planning.PlanningDevice(device)
-    assert vars(planning.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 64, 64, 64)[0]) == kept.parameters
+    assert vars(planning.plans[opencl.matmul.tiles](FLOAT32, "NT", 1, 96, 96, 96)[0]) == kept.parameters
 
 
 @on_opencl
