@@ -434,12 +434,7 @@ def test_mixing_backends_names_both() -> None:
             "fn returned float; it must return a scalar array",
         ),
         (lambda x: None, pa.asarray([1.0], device="numpy"), GradientError, "fn returned NoneType"),
-        (
-            lambda x: (ops.sum(x), x),
-            pa.asarray([1.0], device="numpy"),
-            GradientError,
-            r"fn returned tuple; it must return a scalar array, or \(scalar array, anything\) with has_aux=True$",
-        ),
+        (lambda x: (ops.sum(x), x), pa.asarray([1.0], device="numpy"), GradientError, "tuple; .* with has_aux=True$"),
         (
             lambda x: ops.sum(x),
             pa.asarray([1], device="numpy"),
