@@ -36,6 +36,14 @@ def test_any_and_all_take_a_byte_an_element(on_numpy: Backend) -> None:
         tracemalloc.stop()
 
 
+def test_float32_quotients_and_roots_are_the_nearest_numbers(backend: Backend) -> None:
+    """As IEEE 754 requires and NumPy has them; OpenCL's compilers must be asked."""
+    x, y = np.exp(np.random.default_rng(0).uniform(-20, 20, (2, 4096))).astype(np.float32)
+    a, b = pa.asarray(x), pa.asarray(y)
+    for found, expected in ((a / b, x / y), (ops.reciprocal(b), 1 / y), (ops.sqrt(a), np.sqrt(x))):
+        np.testing.assert_array_equal(found.numpy(), expected)
+
+
 @pytest.mark.parametrize(("op", "exact"), [(ops.sin, np.sin), (ops.cos, np.cos), (ops.tan, np.tan)])
 def test_sines_keep_their_digits_next_to_multiples_of_a_quarter_turn(backend: Backend, op: Any, exact: Any) -> None:
     near = (np.arange(1, 100_000) * (np.pi / 2)).astype(np.float32)
