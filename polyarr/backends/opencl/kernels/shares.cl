@@ -37,6 +37,24 @@ static inline void read_share(__global const T *restrict p, int low, int high, i
     }
 }
 
+// The words of a share of a row that is held, and whose vectors are aligned (EVEN), as they are in memory. fetch_share
+// only loads them, those of other elements from within the row, so that nothing waits for them before widen_share.
+typedef struct {
+    Word_vector slot[SLOTS];
+} Words;
+static inline void fetch_share(__global const T *restrict p, int cols, int me, Words *words) {
+    _Pragma("unroll") for (int s = 0; s < SLOTS; s++) {
+        const int first = (s * LANES + me) * VECTOR, at = first < cols ? first : cols - VECTOR;
+        words->slot[s] = *(__global const Word_vector *)(p + at);
+    }
+}
+static inline void widen_share(const Words *words, int high, int me, ACC other, ACC *v) {
+    _Pragma("unroll") for (int s = 0; s < SLOTS; s++) {
+        const bool is_own = (s * LANES + me) * VECTOR < high;
+        EACH_OF_VECTOR v[s * VECTOR + k] = is_own ? PASTE(widen_, DTYPE)(words->slot[s].each[k]) : other;
+    }
+}
+
 static inline void write_share(__global T *restrict p, int low, int high, int me, const ACC *v) {
     const int is_whole = (EVEN || low == 0) && high == CHUNK;
     _Pragma("unroll") for (int s = 0; s < SLOTS; s++) {
@@ -80,7 +98,36 @@ static inline void write_share(__global T *restrict p, int low, int high, int me
 
 // Defines TYPE NAME(TYPE v, int me, __local TYPE *lane): reduce v by JOIN over the LANES work-items that share
 // lane[LANES]. All receive the result, and every work-item of the group must call it.
-#define DEFINE_SHARED(NAME, TYPE, JOIN) \
+#define IS_float 1
+#define IS_double 0
+#if defined(SHUFFLE_XOR) && PASTE(IS_, ACC) && (LANES <= 32 || LANES * SLOTS > 128)
+// Work-items of a warp pass numbers to each other by instructions, warps through local memory. On shorter rows that is
+// no faster for several warps.
+static inline float shuffled(float v, int distance) {
+    float found;
+    SHUFFLE_XOR(found, v, distance);
+    return found;
+}
+#define shuffled2(v, distance) (float2)(shuffled(v.x, distance), shuffled(v.y, distance))
+#define JOIN_LANES(TYPE, JOIN, SHUFFLED, COUNT) \
+    _Pragma("unroll") for (int d = (COUNT) / 2; d; d /= 2) { \
+        const TYPE other = SHUFFLED(v, d); \
+        v = JOIN(v, other); \
+    }
+#define DEFINE_SHARED(NAME, TYPE, JOIN, SHUFFLED) \
+    static inline TYPE NAME(TYPE v, int me, __local TYPE *lane) { \
+        JOIN_LANES(TYPE, JOIN, SHUFFLED, MIN(LANES, 32)) \
+        if (LANES > 32) { \
+            barrier(CLK_LOCAL_MEM_FENCE); /* all have read the results of the previous reduction */ \
+            if (me % 32 == 0) lane[me / 32] = v; \
+            barrier(CLK_LOCAL_MEM_FENCE); \
+            v = lane[me % MAX(LANES / 32, 1)]; \
+            JOIN_LANES(TYPE, JOIN, SHUFFLED, LANES / 32) \
+        } \
+        return v; \
+    }
+#else
+#define DEFINE_SHARED(NAME, TYPE, JOIN, SHUFFLED) \
     static inline TYPE NAME(TYPE v, int me, __local TYPE *lane) { \
         if (LANES > 1) { \
             const int few = LANES > 32 ? LANES / 16 : LANES; \
@@ -99,9 +146,10 @@ static inline void write_share(__global T *restrict p, int low, int high, int me
         } \
         return v; \
     }
-DEFINE_SHARED(shared_sum, ACC, ADD)
-DEFINE_SHARED(shared_max, ACC, MAX)
-DEFINE_SHARED(shared_sums, ACC2, ADD)
+#endif
+DEFINE_SHARED(shared_sum, ACC, ADD, shuffled)
+DEFINE_SHARED(shared_max, ACC, MAX, shuffled)
+DEFINE_SHARED(shared_sums, ACC2, ADD, shuffled2)
 
 // Online softmax statistics: return the largest element m of a row, and in *sum the sum of exp(x - m), which is nan if
 // the row has nan, inf, or only -inf. A held row is in v afterwards.

@@ -19,9 +19,11 @@ from polyarr.backends.opencl.nvidia import (
 )
 from polyarr.backends.opencl.runtime.vendor import Vendor
 
-# Instructions by the names under which prelude.cl asks for them: results first.
+# Instructions by the names under which prelude.cl and shares.cl ask for them: results first.
 ROUND_TO_BFLOAT16 = 'asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v))'
-APPROXIMATIONS = {
+SHUFFLE = 'asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, -1;" : "=f"(found) : "f"(v), "r"(distance))'
+INSTRUCTIONS = {
+    "SHUFFLE_XOR(found, v, distance)": SHUFFLE,  # the number of the work-item of a warp at this distance
     "APPROXIMATE_EXP2(v, x)": 'asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
     "APPROXIMATE_RECIPROCAL(v, x)": 'asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x))',
 }
@@ -51,7 +53,7 @@ class Nvidia(Vendor):
         if not features.architecture:
             return {}
         has_bfloat16 = features.architecture >= 80  # Ampere
-        found = APPROXIMATIONS | ({"ROUND_TO_BFLOAT16(bits, v)": ROUND_TO_BFLOAT16} if has_bfloat16 else {})
+        found = INSTRUCTIONS | ({"ROUND_TO_BFLOAT16(bits, v)": ROUND_TO_BFLOAT16} if has_bfloat16 else {})
         return found | (DEPENDENT_LAUNCH if features.architecture >= driver.HOPPER else {})
 
     def diagnose(self, device: Any) -> list[tuple[str, str]]:

@@ -18,10 +18,7 @@
 #endif
 
 // Load weight and bias together with the row if a work-item holds little of it: one wait for memory instead of two.
-#define WEIGHTS_FIRST (HELD && SHARE <= 8)
-#define READ_WEIGHTS \
-    if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w); \
-    if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
+#define WEIGHTS_FIRST (HELD && SLOTS <= 3)
 
 __kernel SHARING void norm_forward(__global const T *restrict x, __global const T *restrict added,
                                    __global const T *restrict weight, __global const T *restrict bias,
@@ -36,14 +33,24 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     const size_t row = first_row;
     AT_ROW(row, rows, cols)
     ACC v[SHARE], other[SHARE], w[SHARE], b[SHARE], part = 0;
+#if WEIGHTS_FIRST
+    Words x_words, added_words, weights, biases;
+    const size_t from = MIN(row, (size_t)rows - 1) * cols;
+    fetch_share(x + from, cols, me, &x_words);
+    if (ADDS) fetch_share(added + from, cols, me, &added_words);
+    if (HAS_WEIGHT) fetch_share(weight, cols, me, &weights);
+    if (HAS_BIAS) fetch_share(bias, cols, me, &biases);
+#endif
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
 #if WEIGHTS_FIRST
-        READ_WEIGHTS
-#endif
+        widen_share(&x_words, high, me, 0, v);
+        if (ADDS) widen_share(&added_words, high, me, 0, other);
+#else
         READ_SHARE(x, 0, v)
+        if (ADDS) READ_SHARE(added, 0, other)
+#endif
 #if ADDS
-        READ_SHARE(added, 0, other)
         EACH_OF_SHARE v[k] = ROUNDED(v[k] + other[k]);
         WRITE_SHARE(total, v)
 #endif
@@ -70,8 +77,12 @@ __kernel SHARING void norm_forward(__global const T *restrict x, __global const 
     EACH_CHUNK {
         const int low = LOW, high = HIGH;
         READ_AGAIN(SUMMED, 0, v)
-#if !WEIGHTS_FIRST
-        READ_WEIGHTS
+#if WEIGHTS_FIRST
+        if (HAS_WEIGHT) widen_share(&weights, high, me, 0, w);
+        if (HAS_BIAS) widen_share(&biases, high, me, 0, b);
+#else
+        if (HAS_WEIGHT) read_share(weight + at, low, high, me, 0, w);
+        if (HAS_BIAS) read_share(bias + at, low, high, me, 0, b);
 #endif
         EACH_OF_SHARE {
             const ACC scaled = (v[k] - mean) * rstd * (HAS_WEIGHT ? w[k] : 1);
