@@ -24,6 +24,7 @@ from polyarr.core.errors import BackendError
 from polyarr.core.precision import PRECISIONS
 from polyarr.distributed import World
 from polyarr.extras import extra
+from polyarr.models.families import GPT
 from polyarr.text import (
     Corpus,
     Tokenizer,
@@ -230,10 +231,22 @@ def _beginning(preset: str | None, source: Path | None, backend: str | None, cha
         choose_backend(backend)  # the weights are loaded onto it
         return start(source, changes)
     name, recipe = named_recipe(preset or "demo")
+    _check_family(name, recipe, changes.get("model"))
     found = RunStart(name, recipe.changed(**changes))
     if found.recipe.lora is not None:
         raise click.UsageError("adapters are trained beside the weights of a model; give it with --from")
     return found
+
+
+def _check_family(name: str, recipe: Recipe, changed: Any) -> None:
+    """Raise UsageError if settings of a model change its family, whose other settings the recipe lacks."""
+    own = recipe.model.get("family", GPT)
+    wanted = changed.get("family", own) if isinstance(changed, dict) else own
+    if wanted != own and (others := [n for n, r in PRESETS.items() if r.model.get("family", GPT) == wanted]):
+        raise click.UsageError(
+            f"--set model.family={wanted}: the model of {name} is a {own}, with other settings; begin with --preset "
+            f"{' or '.join(others)}"
+        )
 
 
 def _with_its_schedule(changes: dict) -> dict:

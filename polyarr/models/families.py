@@ -8,8 +8,9 @@ from polyarr.models.decoder import Config, LanguageModel
 from polyarr.models.gpt import GPTConfig, GPTModel
 from polyarr.models.llama import LlamaConfig, LlamaModel
 
+GPT = "gpt"  # the family of settings that name none
 FAMILIES: dict[str, tuple[type[Config], Callable[[Any], LanguageModel]]] = {
-    "gpt": (GPTConfig, GPTModel),
+    GPT: (GPTConfig, GPTModel),
     "llama": (LlamaConfig, LlamaModel),
 }
 
@@ -20,7 +21,7 @@ def config_of(settings: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: The family is unknown, or the fields are invalid.
     """
-    family = settings.get("family", "gpt")
+    family = settings.get("family", GPT)
     if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(f"config_of: family is {family!r}; it must be one of {', '.join(FAMILIES)}")
     return FAMILIES[family][0].of({name: value for name, value in settings.items() if name != "family"})

@@ -231,7 +231,7 @@ WRONG = {
     "preset": (
         ("train", "--preset", "huge"),
         1,
-        "no preset called 'huge': it is neither a file that ends in .toml nor one of demo, gpt2-124m, shakespeare-char",
+        "no preset called 'huge': it is neither a file that ends in .toml nor one of demo, demo-llama, gpt2-124m,",
     ),
     "backend": (
         ("train", "--data", "a.txt", "--backend", "cuda"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from polyarr.cli import main
 from polyarr.models.gpt import GPT_CONFIG_124M, GPTConfig
+from polyarr.models.llama import LlamaConfig
 from polyarr.training import PRESETS, Recipe, load_checkpoint
 from polyarr.training.presets import named_recipe, parsed_settings, read_recipe, to_toml
 from polyarr.training.recipes import COMPUTED, OPTIMIZERS, SCHEDULES
@@ -48,12 +49,23 @@ def test_the_published_recipe_is_the_preset():
     assert (model.drop_rate, recipe.batch_size, recipe.steps, recipe.clip) == (0.0, 12, 2000, 1.0)
     assert (recipe.lr, recipe.min_lr, recipe.warmup, recipe.weight_decay) == (1e-3, 1e-4, 100, 0.1)
     assert recipe.betas == (0.9, 0.99)
-    assert set(PRESETS) == {"demo", "shakespeare-char", "gpt2-124m"}
+    assert set(PRESETS) == {"demo", "demo-llama", "shakespeare-char", "gpt2-124m"}
 
 
 def test_the_large_preset_has_the_size_of_gpt2():
     config = PRESETS["gpt2-124m"].config(50257)
     assert config == GPTConfig.of(GPT_CONFIG_124M)
+
+
+def test_a_llama_has_a_preset_which_a_change_of_the_family_names(capsys):
+    config = PRESETS["demo-llama"].config(65)
+    assert isinstance(config, LlamaConfig) and config.head_size * config.n_heads == config.emb_dim
+    code, out, err = run(capsys, "train", "--set", "model.family=llama", "--show")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "the model of demo is a gpt, with other settings; begin with --preset demo-llama (try" in err
+    assert run(capsys, "train", "--preset", "demo-llama", "--set", "model.family=llama", "--show")[0] == 0
+    code, _, err = run(capsys, "train", "--preset", "demo-llama", "--set", "model.family=gpt", "--show")
+    assert code == 2 and "begin with --preset demo or gpt2-124m or shakespeare-char" in err
 
 
 def test_a_file_is_a_preset_of_its_name(tmp_path):

@@ -90,4 +90,5 @@ def _lines(table: dict[str, Any]) -> list[str]:
     return [f"{name} = {json.dumps(value)}" for name, value in table.items() if value is not None]
 
 
-PRESETS = {path.stem: read_recipe(path) for path in sorted(Path(__file__).parent.glob(f"*{SUFFIX}"))}
+_FILES = {path.stem: path for path in Path(__file__).parent.glob(f"*{SUFFIX}")}
+PRESETS = {name: read_recipe(_FILES[name]) for name in sorted(_FILES)}
