@@ -1,5 +1,6 @@
 """GGUF files of language models, written for llama.cpp and others."""
 
+import errno
 import math
 import os
 from dataclasses import replace
@@ -196,6 +197,11 @@ def _write(library: Any, path: Path, planned: Planned, model: GGUFModel) -> None
                 continue
             a = np.ascontiguousarray(model.written(name, planned.array(name, float32)))
             writer.write_tensor_data(library.quants.quantize(finite(name, a, _CHECKED.get(kind.name, float32)), kind))
+    except OSError as error:
+        if error.errno is None:  # NumPy's, which has only counts of the elements
+            reason = f"not all of it could be written; is the disk full? ({error})"
+            raise OSError(errno.ENOSPC, reason, str(path)) from error
+        raise
     finally:
         writer.close()
 

@@ -356,6 +356,20 @@ def test_files_with_any_damage_are_read_or_refused_in_one_line(file):
     assert refused > 50
 
 
+def test_a_file_that_cannot_be_written_whole_is_named_and_not_left(tmp_path):
+    """NumPy says only how many elements it has written."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    model = LlamaModel({**LLAMA, "vocab_size": 4000, "context_length": 64})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"not all of it could be written; is the disk full\? \(") as raised:
+            save_gguf(tmp_path / "model.gguf", model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(tmp_path / "model.gguf") and not [*tmp_path.iterdir()]
+
+
 # ---- commands ----------------------------------------------------------------------------------------------------
 
 
