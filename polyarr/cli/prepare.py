@@ -16,20 +16,17 @@ from polyarr.text.sources import FIELD
 from polyarr.text.tokens import Records
 
 
-def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> None:
-    """Verify the tokens in a folder, and exit."""
-    if folder is None or context.resilient_parsing:
-        return
+def _check(folder: Path) -> None:
+    """Verify the tokens in a folder, and say so."""
     extra("jsonschema")
     corpus = open_prepared(folder, check=True)
     what = "records" if isinstance(corpus.train, Records) else "tokens"
     click.echo(f"{folder}: {len(corpus.train) + len(corpus.validation):,} {what}, as they were written")
-    context.exit()
 
 
 @click.command()
-@click.argument("data", nargs=-1, required=True, type=FileName())
-@click.option("--out", type=FileName(file_okay=False), required=True, help="Folder to write.")
+@click.argument("data", metavar="DATA...", nargs=-1, type=FileName())
+@click.option("--out", type=FileName(file_okay=False), help="Folder to write.  [required]")
 @click.option(
     "--tokenizer", "tokens", metavar="FILE|char|byte", default="char", show_default=True,
     help="Tokenizer: a tokenizer.json, a folder with one or with GPT-2's files, characters or bytes.",
@@ -41,17 +38,26 @@ def _check(context: click.Context, _: click.Parameter, folder: Path | None) -> N
 @click.option("--field", default=FIELD, show_default=True, help="Key of the text in JSON lines.")
 @click.option("--overwrite", is_flag=True, help="Replace the tokens in --out.")
 @click.option(
-    "--check", metavar="DIR", type=FileName(), is_eager=True, expose_value=False, callback=_check,
+    "--check", metavar="DIR", type=FileName(),
     help="Only verify the checksum of the tokens in DIR.",
 )
 def command(
-    data: tuple[Path, ...], out: Path, tokens: str, validation: float, field: str, overwrite: bool
+    data: tuple[Path, ...], out: Path | None, tokens: str, validation: float, field: str, overwrite: bool,
+    check: Path | None,
 ) -> None:
     """Tokenize texts into a folder, once, for `polyarr train --data`.
 
     DATA are UTF-8 texts, JSON lines (.jsonl) of texts, conversations or prompts with completions, folders of such
     files, or patterns in quotes; they may be larger than memory.
     """
+    if check is not None:
+        if data or out is not None:
+            raise click.UsageError(f"--check only verifies {check}; leave out DATA and --out")
+        _check(check)
+        return
+    if not data or out is None:
+        wanted = "argument 'DATA...'" if not data else "option '--out'"
+        raise click.UsageError(f"Missing {wanted}.")
     if has_strangers(out):
         raise click.UsageError(f"{out} holds other files; give a folder of its own as --out")
     if is_prepared(out) and not overwrite:

@@ -81,6 +81,8 @@ WRONG = {
     "unknown character": (("tokenizer", "show", "char.json", "--text", "aé"), 2, "for '--text': encode: "),
     "check of a file": (("prepare", "--check", "char.json"), 1, "polyarr: char.json: a file; give the folder that was"),
     "check of texts": (("prepare", "--check", "texts"), 1, "polyarr: texts: no prepared tokens are here (manif"),
+    "check beside texts": (("prepare", "texts", "--check", "texts"), 2, "--check only verifies texts; leave out DATA"),
+    "no out": (("prepare", "texts"), 2, "prepare: Missing option '--out'. (try: "),
     "no command": (("tokenizer",), 2, "tokenizer: Missing command."),
     "too small": (("tokenizer", "train", "texts", "--size", "256", "--out", "x"), 2, "'--size'"),
     "nowhere": (("tokenizer", "train", "texts", "--size", "300", "--out", "no/x"), 1, "polyarr: no/x: No such file"),
