@@ -98,6 +98,8 @@ def command(
     **settings: Any,
 ) -> None:
     """Serve the model in DIR to clients of the OpenAI API: /v1/completions and /v1/chat/completions."""
+    if name is not None and not name.strip():
+        raise click.BadParameter("it is empty; leave it out for the folder's name.", param_hint="'--name'")
     serving = extra("polyarr.serving.server", "serve")
     name = name or folder.resolve().name
     keys = serving.api_keys(file, key)

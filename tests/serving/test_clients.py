@@ -287,13 +287,14 @@ def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
             ((folder, "--port", 0, "--length", 10**9), "polyarr: server_of: length is 1000000000; it must be"),
             ((folder, "--port", 0, "--cors", "a.example"), "polyarr: CORS: the origin is 'a.example'; it must be"),
             ((folder, "--port", 0, "--api-key", "a b"), "polyarr: --api-key: it must be a key without blanks"),
+            ((folder, "--port", 0, "--name", " "), "Invalid value for '--name': it is empty; leave it out"),
             ((tmp_path / "none", "--port", 0), f"polyarr: {tmp_path / 'none'}: no such file or folder"),
         ):
             with pytest.raises(SystemExit) as ended:
-                main(["serve", *map(str, args), "--backend", "numpy"])
-            assert ended.value.code == 1
+                main(["serve", "--backend", "numpy", *map(str, args)])
+            assert ended.value.code == (2 if "--name" in args else 1)
             out, err = capsys.readouterr()
-            assert out == "" and err.count("\n") == 1 and err.startswith(reason)
+            assert out == "" and err.count("\n") == 1 and reason in err
 
 
 def test_the_page_is_what_happens(tmp_path, monkeypatch, capsys):
