@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_json, print_table
-from polyarr.cli.starting import loaded, model_options
+from polyarr.cli.starting import check_exists, loaded, model_options
 from polyarr.cli.train import choose_backend
 from polyarr.cli.values import FileName
 from polyarr.nn import merge_lora
@@ -53,6 +53,7 @@ def command(
     Each token is scored once, given the tokens before it in a sliding window over its document. Of conversations and of
     prompts with completions, the answers are scored.
     """
+    check_exists(folder)
     files = find_files([data])
     choose_backend(backend)
     model, tokenizer = loaded(folder, checkpoint, dtype)

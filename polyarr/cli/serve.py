@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from polyarr.cli.output import escaped, print_error
-from polyarr.cli.starting import loaded, model_options
+from polyarr.cli.starting import check_exists, loaded, model_options
 from polyarr.cli.train import SIGNALLED, choose_backend
 from polyarr.cli.values import FileName
 from polyarr.cli.writing import loaded_draft
@@ -104,6 +104,7 @@ def command(
     name = name or folder.resolve().name
     keys = serving.api_keys(file, key)
     serving.check_origins(origins)  # before the model is loaded
+    check_exists(folder, draft)
     with serving.listen(host, port) as listener:  # before the model is loaded, so that a bad address fails at once
         choose_backend(backend)
         model, tokenizer = loaded(folder, checkpoint, dtype)

@@ -86,10 +86,15 @@ def start(source: Path, changes: dict[str, Any]) -> RunStart:
     return RunStart(TUNED, fine_tuning(model, **changes), model, tokenizer, base_of(source))
 
 
+def check_exists(*paths: Path | None) -> None:
+    """Raise FileNotFoundError for the first path of a model that is not there, before a backend starts."""
+    for path in paths:
+        if path is not None and not path.exists():
+            raise no_such(path)
+
+
 def loaded(path: Path, checkpoint: str, dtype: str | None) -> tuple[LanguageModel, Tokenizer]:
     """Return the model and the tokenizer of a run, a folder with a config.json or a GGUF file, in its dtype if None."""
-    if not path.exists():
-        raise no_such(path)
     if is_gguf(path) or os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
         return load_model(path, checkpoint, dtype=dtype)
     model, tokenizer, *_ = load_checkpoint(path, checkpoint, dtype=dtype)

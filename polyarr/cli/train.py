@@ -16,7 +16,7 @@ import click
 from polyarr import distributed
 from polyarr.cli.output import in_shell
 from polyarr.cli.ranks import join
-from polyarr.cli.starting import RunStart, start, starting_options, with_adapters
+from polyarr.cli.starting import RunStart, check_exists, start, starting_options, with_adapters
 from polyarr.cli.values import FileName
 from polyarr.core.backend import Backend
 from polyarr.core.current import set_backend
@@ -228,6 +228,7 @@ def _beginning(preset: str | None, source: Path | None, backend: str | None, cha
     """Return the start of a new run: a preset with changes, or the model at a path."""
     changes = _with_its_schedule(changes)
     if source is not None:
+        check_exists(source)
         choose_backend(backend)  # the weights are loaded onto it
         return start(source, changes)
     name, recipe = named_recipe(preset or "demo")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from polyarr.cli.starting import adding, loaded, model_options
+from polyarr.cli.starting import adding, check_exists, loaded, model_options
 from polyarr.cli.train import choose_backend
 from polyarr.cli.values import FileName
 from polyarr.models import Writer
@@ -73,8 +73,10 @@ def open_writer(
     """Load a model, maybe with one that drafts, and its tokenizer, whose programs run in processes of their own.
 
     Raises:
+        FileNotFoundError: There is no such folder or file.
         ValueError: A chat is asked for, and the model has no chat template; or the models have different tokens.
     """
+    check_exists(folder, draft)
     choose_backend(backend)
     model, tokenizer = loaded(folder, checkpoint, dtype)
     if is_chat and tokenizer.chat is None:

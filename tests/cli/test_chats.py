@@ -175,6 +175,24 @@ def test_a_draft_model_of_other_tokens_is_refused(folder, capsys):
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("chat", "none"),
+        ("generate", "none"),
+        ("generate", "smol", "--draft", "none"),
+        ("evaluate", "none", "--data", "chats.jsonl"),
+        ("train", "--from", "none", "--data", "chats.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_a_missing_model_is_found_before_a_backend_starts(folder, capsys, command):
+    assert run(capsys, *command, "--backend", "nonsense") == (
+        1, "", "polyarr: none: no such file or folder; to fetch a model of the Hugging Face Hub: "
+        "hf download none --local-dir DIR\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("command", "given", "code", "error"),
     [
         (("chat", "plain"), b"", 1, "plain: this model has no chat template"),

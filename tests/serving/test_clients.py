@@ -288,7 +288,7 @@ def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
             ((folder, "--port", 0, "--cors", "a.example"), "polyarr: CORS: the origin is 'a.example'; it must be"),
             ((folder, "--port", 0, "--api-key", "a b"), "polyarr: --api-key: it must be a key without blanks"),
             ((folder, "--port", 0, "--name", " "), "Invalid value for '--name': it is empty; leave it out"),
-            ((tmp_path / "none", "--port", 0), f"polyarr: {tmp_path / 'none'}: no such file or folder"),
+            ((tmp_path / "none", "--backend", "none"), f"polyarr: {tmp_path / 'none'}: no such file or folder"),
         ):
             with pytest.raises(SystemExit) as ended:
                 main(["serve", "--backend", "numpy", *map(str, args)])
