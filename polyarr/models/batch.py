@@ -10,6 +10,7 @@ from polyarr import creation, ops
 from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array, read_later
 from polyarr.core.current import get_backend
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.drafting import Drafting, accepted, set_span
@@ -72,6 +73,7 @@ class Batch:
         draft_model: Smaller model of the same tokens, which drafts; None: n-grams of the text do.
 
     Raises:
+        DeviceMemoryError: There is no memory for the caches of as many texts.
         ValueError: The device computes several tokens to other bits than single ones.
 
     Examples:
@@ -98,10 +100,14 @@ class Batch:
         own = self._model.config
         self.length = min(length or own.context_length, own.context_length)
         self._size = min(vocab_size or own.vocab_size, own.vocab_size)
-        self._texts: list[Text | None] = [None] * rows
         size = cache_capacity(self._model, self.length, 0)
         self._spans = [*(CHUNK * 2**power for power in range(size.bit_length()) if CHUNK * 2**power < size), size]
-        self._caches = self._model.caches(rows, size)
+        try:
+            self._caches = self._model.caches(rows, size)
+        except MemoryError as error:
+            texts = f"{rows:,} texts (batch) of {size:,} tokens (length)"
+            raise DeviceMemoryError(f"Batch: no memory for the key-value caches of {texts}: {error}") from error
+        self._texts: list[Text | None] = [None] * rows
         at_once = get_backend().rows_at_once
         self._prompts = Prompts(self._model, self._caches, self._spans, at_once)
         self._state: dict[Kind, _State] = {}

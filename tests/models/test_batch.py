@@ -7,6 +7,7 @@ import pytest
 
 import polyarr as pa
 from polyarr.core.current import get_backend
+from polyarr.core.errors import DeviceMemoryError
 from polyarr.models import Batch, GPTModel, LlamaModel, Sampling, generate, parts
 from polyarr.models.generation import sampled
 from polyarr.models.prompts import CHUNK, SHORT
@@ -320,6 +321,13 @@ def test_rows_without_a_text_keep_their_prefix():
         found = [one.token for _ in range(4) for one in batch.step() if one.row == 0]
         wanted = generate(model, pa.asarray(prompt[None]), 4, temperature=0).numpy()[0, -4:]
         assert len(found) > 1 and found == wanted[: len(found)].tolist() and batch.reused == CHUNK
+
+
+def test_too_many_rows_for_the_memory_are_named(backend):
+    """Whatever the device says comes after the sizes that were asked for."""
+    wanted = r"^Batch: no memory for the key-value caches of 1,000,000,000,000 texts \(batch\) of \d+ tokens \("
+    with pytest.raises(DeviceMemoryError, match=wanted):
+        Batch(model_of("gpt"), 10**12, length=10)
 
 
 def test_rows_and_lengths_have_limits():
