@@ -59,11 +59,10 @@ class Parts:
         *shorter, span = spans
         self._randomize()
         counts = [2**power for power in range(rows.bit_length()) if 2**power < rows]
-        counts = [*(count for count in counts if self._is_equal(Part(count, span, count))), rows]
-        shorter = [one for one in shorter if self._is_equal(Part(rows, one, rows))]
+        counts = [*self._equal(counts, span), rows]
         sampled = self._sampled(counts)
-        pairs = [Part(count, one, sampled[count]) for one in (*shorter, span) for count in counts]
-        self.each = [one for one in pairs if one.rows == rows or one.span == span or self._is_equal(one)]
+        pairs = [(count, one) for one in shorter if rows in (equal := self._equal(counts, one)) for count in equal]
+        self.each = [Part(count, one, sampled[count]) for count, one in (*pairs, *((count, span) for count in counts))]
         self._programs = {part: program for part, program in self._programs.items() if part in self.each}
 
     def least(self, rows: int, span: int) -> Part:
@@ -90,24 +89,28 @@ class Parts:
             noise = ops.random_bits(number, 0, cache.both, shape=cache.both.shape)
             cache.both.rebind(ops.astype(ops.astype(noise >> 8, dtype=float32) * 2.0**-23 - 1, dtype=cache.both.dtype))
 
-    def _is_equal(self, part: Part) -> bool:
-        """Return whether a part gives the bits of the whole, for several random tokens of each row.
+    def _equal(self, counts: Sequence[int], span: int) -> list[int]:
+        """Return the numbers of rows that, with a span, give the bits of the whole, for random tokens of each row.
 
-        How attention splits its work may depend on rows and positions together, so each pair is measured.
+        How attention splits its work may depend on rows and positions together, so each pair is measured. The whole is
+        computed once for all numbers of rows.
         """
         generator, whole = np.random.default_rng(0), Part(self._rows, self._caches[0].size, self._rows)
-        part = part._replace(sampled=part.rows)
-        steps = min(max(_LEAST_STEPS, _PROOFS // (part.rows * self._size)), _MOST_STEPS)
-        for _ in range(steps):
+        steps = {count: min(max(_LEAST_STEPS, _PROOFS // (count * self._size)), _MOST_STEPS) for count in counts}
+        equal = [*counts]
+        for step in range(_MOST_STEPS):
             last = creation.asarray(generator.integers(0, self._size, (self._rows, 1)).astype(np.int32))
             inputs = np.zeros((len(INPUTS), self._rows), np.int32)
-            inputs[INPUTS.index("position")] = generator.integers(0, min(part.span, self._length), self._rows)
-            wanted, found = (
-                self.logits(last, creation.asarray(inputs[:, : one.sampled]), one).numpy() for one in (whole, part)
+            inputs[INPUTS.index("position")] = generator.integers(0, min(span, self._length), self._rows)
+            if not (parts := [Part(count, span, count) for count in equal if step < steps[count]]):
+                break
+            wanted, *found = (
+                self.logits(last, creation.asarray(inputs[:, : one.sampled]), one).numpy() for one in (whole, *parts)
             )
-            if found.tobytes() != wanted[: part.rows].tobytes():
-                return False
-        return True
+            for part, own in zip(parts, found, strict=True):
+                if own.tobytes() != wanted[: part.rows].tobytes():
+                    equal.remove(part.rows)
+        return equal
 
     def _sampled(self, counts: list[int]) -> dict[int, int]:
         """Return how many rows are sampled where the logits of `counts` ones are computed; the last count is all.

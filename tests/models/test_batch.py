@@ -138,6 +138,15 @@ def test_one_text_of_many_rows_is_computed_and_sampled_alone(backend, monkeypatc
     assert {part.rows for part in batch._parts.each} == {1, 2, 4, 8, 16, 32, 64}
 
 
+def test_parts_of_a_span_are_compared_with_one_pass_of_the_whole(backend, monkeypatch):
+    """Not with one for each number of rows: at most 32 for all of them."""
+    computed, real = [], parts.Parts.logits
+    monkeypatch.setattr(parts.Parts, "logits", lambda self, *given: computed.append(given[-1]) or real(self, *given))
+    batch = Batch(model_of("gpt"), 8)
+    assert {part.rows for part in batch._parts.each} <= {1, 2, 4, 8} and len(batch._parts.each) > 1
+    assert 1 <= sum(part.rows == 8 for part in computed) <= 32
+
+
 def test_more_rows_are_sampled_where_the_sums_of_few_are_rounded_otherwise(backend, monkeypatch):
     texts = [Text(np.random.default_rng(7), number) for number in range(3)]
     batch = Batch(model_of("gpt"), 8)
