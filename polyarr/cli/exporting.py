@@ -8,6 +8,7 @@ from polyarr.cli.values import FileName
 from polyarr.models.folders import CONFIG, read_json
 from polyarr.models.formats import WRITTEN
 from polyarr.models.gguf import TYPES
+from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import NumberTokenizer
 from polyarr.training.files import CHECKPOINTS
 from polyarr.training.pretrained import ADAPTERS, GGUF, export_model
@@ -42,6 +43,8 @@ def command(
     The format gguf is a file for llama.cpp. The format peft has only the adapters of `polyarr train --lora`, which PEFT
     adds to the base model.
     """
+    if is_gguf(out) and format != GGUF:
+        raise click.UsageError(f"{out} would be a folder; --format gguf writes a GGUF file")
     if gguf_type is not None and format != GGUF:
         raise click.UsageError("--gguf-type is of GGUF files; give it with --format gguf")
     if dtype is not None and format == GGUF:

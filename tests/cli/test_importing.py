@@ -96,6 +96,13 @@ def test_the_error_for_a_hub_name_says_how_to_download_it(tmp_path, monkeypatch)
         import_model("/none/x", "out")
 
 
+def test_a_folder_is_not_named_as_a_gguf_file(folder):
+    import_model(folder / "theirs", folder / "run")
+    with pytest.raises(click.UsageError, match=r"x\.gguf would be a folder; --format gguf writes a GGUF file$"):
+        polyarr("export", folder / "run", "--out", folder / "x.gguf")
+    assert not (folder / "x.gguf").exists()
+
+
 def test_a_tokenizer_of_sentencepiece_is_reported(folder):
     theirs = folder / "theirs"
     (theirs / "tokenizer.json").rename(theirs / "tokenizer.model")
