@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
@@ -53,7 +53,21 @@ T = TypeVar("T")
 _positive = click.IntRange(min=1)
 
 
-@click.command()
+class _Command(click.Command):
+    """Command whose error for an unknown option says so if it is a setting of the recipe."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options; raise UsageError if one is unknown."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name not in {field.name for field in fields(Recipe)}:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}: give --set {name}=VALUE", ctx) from error
+
+
+@click.command(cls=_Command)
 @click.option(
     "--data",
     type=FileName(),

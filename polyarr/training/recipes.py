@@ -178,7 +178,11 @@ class Recipe:
         unknown = [repr(str(name)) for name in saved if name not in _DEFAULTS]
         if missing or unknown:
             wrong = f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(unknown)}"
-            raise ValueError(f"Recipe: {wrong}; the keys are {', '.join(_DEFAULTS)}")
+            model = saved.get("model")
+            known = model if isinstance(model, Mapping) else {}
+            own = [name for name in saved if name not in _DEFAULTS and name in known]
+            hint = f"; the model has {', '.join(f'model.{name}' for name in own)}" if own else ""
+            raise ValueError(f"Recipe: {wrong}{hint}; the keys are {', '.join(_DEFAULTS)}")
         return cls(**saved)
 
 

@@ -200,7 +200,8 @@ def test_what_is_no_value_is_named(text):
 
 KEYS = ", ".join(f.name for f in dataclasses.fields(Recipe))
 WRONG = {
-    "unknown": ("n_layers=3", f"Recipe: unknown 'n_layers'; the keys are {KEYS}"),
+    "unknown": ("epochs=3", f"Recipe: unknown 'epochs'; the keys are {KEYS}"),
+    "of the model": ("n_layers=3", f"Recipe: unknown 'n_layers'; the model has model.n_layers; the keys are {KEYS}"),
     "the model's": ("model.n_layer=3", "GPTConfig: unknown n_layer; the keys are vocab_size, context_length, emb_dim"),
     "family": ("model.family=bert", "config_of: family is 'bert'; it must be one of gpt, llama"),
     "type of the model's": ("model.n_layers=6.0", "GPTConfig: n_layers is 6.0; it must be a positive int"),
@@ -227,6 +228,12 @@ WRONG = {
 def test_a_wrong_setting_is_one_line_with_what_is_right(capsys, text, said):
     code, out, err = run(capsys, "train", "--set", text, "--show")
     assert (code, out) == (1, "") and err.startswith(f"polyarr: {said}") and err.count("\n") == 1
+
+
+def test_a_setting_that_is_no_option_is_given_with_set(capsys):
+    code, out, err = run(capsys, "train", "--batch-size", 4, "--show")
+    assert (code, out) == (2, "") and "No such option '--batch-size': give --set batch_size=VALUE (try" in err
+    assert "No such option '--epochs'. Did you mean '--steps'?" in run(capsys, "train", "--epochs", 4)[2]
 
 
 def test_the_page_names_every_setting_and_no_other():
