@@ -189,6 +189,9 @@ def _field(found: Any, field: str) -> str:
     """Return the text in the value of a JSON line."""
     text = found.get(field) if isinstance(found, dict) else None
     if not isinstance(text, str):
-        raise ValueError(f"it must be a JSON object with a text as {field!r}")
+        keys = [f"'{name[:30]}'" for name in [*found][:5]] if isinstance(found, dict) else []
+        given = f"; it has {', '.join(keys)}" if keys else ""
+        records = "a file of conversations has messages, or a prompt and a completion, in each line"
+        raise ValueError(f"it must be a JSON object with a text as {field!r}{given}; {records}")
     text.encode()  # raises a ValueError for a lone surrogate
     return text

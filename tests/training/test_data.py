@@ -101,7 +101,7 @@ def test_each_of_the_json_lines_is_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"body": "x"}', "it must be a JSON object with a text as 'text'"),
+        ('{"body": "x"}', "it must be a JSON object with a text as 'text'; it has 'body'; a file of con"),
         ('["text"]', "it must be a JSON object"),
         ('{"text": 3}', "it must be a JSON object"),
         ("{", "Expecting property name"),
