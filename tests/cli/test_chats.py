@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import sys
 
@@ -52,7 +53,9 @@ def run(capsys, *args):
 
 
 def test_the_commands_of_the_page_run_in_their_order(folder):
-    trained, _, packed, prepared, again = follow(PAGE, folder)
+    trained, _, packed, prepared, again, preferred = follow(PAGE, folder)
+    loss, first = map(float, re.findall(r"[0-9.]+", preferred))
+    assert loss < first == 0.6931 and load_pretrained(folder / "preferred")
     assert f"records: 20 of {folder}/chats.jsonl, the last 2 for validation\n" in trained
     assert "cut: " not in trained and "left out: " not in trained and "packed: " not in trained
     assert trained.endswith("now try: polyarr chat runs/chat\n")
