@@ -10,7 +10,6 @@ from polyarr.cli.output import escaped, print_json, print_table
 from polyarr.cli.starting import check_exists, loaded, model_options
 from polyarr.cli.train import choose_backend
 from polyarr.cli.values import FileName
-from polyarr.nn import merge_lora
 from polyarr.text import find_files
 from polyarr.text.documents import read_documents
 from polyarr.text.sources import FIELD
@@ -44,6 +43,7 @@ def command(
     stride: int | None,
     batch_size: int,
     as_json: bool,
+    weights: str | None,
     dtype: str | None,
     backend: str | None,
     checkpoint: str,
@@ -56,11 +56,11 @@ def command(
     check_exists(folder)
     files = find_files([data])
     choose_backend(backend)
-    model, tokenizer = loaded(folder, checkpoint, dtype)
+    model, tokenizer = loaded(folder, checkpoint, dtype, weights)
     length: int = window or min(model.config.context_length, _WINDOW)
     stride = stride or max(length // 2, 1)
     documents = read_documents(files, tokenizer, field)
-    scores = score_documents(merge_lora(model), documents, length, stride, batch_size)
+    scores = score_documents(model, documents, length, stride, batch_size)
     total = total_score("all", scores)
     if not total.tokens:
         raise ValueError(f"{data}: there is no token to score; a text must have at least two")

@@ -13,7 +13,6 @@ from polyarr.cli.writing import loaded_draft
 from polyarr.core.current import get_backend
 from polyarr.extras import extra
 from polyarr.models.completion import DRAFTED
-from polyarr.nn import merge_lora
 
 
 @click.command()
@@ -85,6 +84,7 @@ def command(
     name: str | None,
     backend: str | None,
     checkpoint: str,
+    weights: str | None,
     dtype: str | None,
     length: int | None,
     draft: Path | None,
@@ -107,8 +107,7 @@ def command(
     check_exists(folder, draft)
     with serving.listen(host, port) as listener:  # before the model is loaded, so that a bad address fails at once
         choose_backend(backend)
-        model, tokenizer = loaded(folder, checkpoint, dtype)
-        model = merge_lora(model)
+        model, tokenizer = loaded(folder, checkpoint, dtype, weights)
         draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
         drafts = (0 if draft is None else DRAFTED) if speculate is None else speculate
         settings |= {"drafts": drafts, "draft_model": draft_model}

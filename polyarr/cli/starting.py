@@ -10,6 +10,8 @@ import click
 from polyarr.cli.values import FileName
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG, no_such
+from polyarr.nn import merge_lora
+from polyarr.nn.quantized_linear import KINDS
 from polyarr.saving.gguf_file import is_gguf
 from polyarr.text import Tokenizer
 from polyarr.training import Recipe, load_checkpoint
@@ -65,6 +67,10 @@ dtype_option = click.option(
 )
 # Options of a model that is loaded.
 model_options = adding(
+    click.option(
+        "--weights", type=click.Choice(KINDS),
+        help="Quantize the weights: faster if memory bandwidth is the limit.  [default: as they are]",
+    ),
     dtype_option,
     click.option("--backend", help="Backend, such as opencl:0.  [default: $POLYARR_BACKEND, or opencl]"),
     click.option(
@@ -93,9 +99,20 @@ def check_exists(*paths: Path | None) -> None:
             raise no_such(path)
 
 
-def loaded(path: Path, checkpoint: str, dtype: str | None) -> tuple[LanguageModel, Tokenizer]:
-    """Return the model and the tokenizer of a run, a folder with a config.json or a GGUF file, in its dtype if None."""
+def loaded(
+    path: Path, checkpoint: str, dtype: str | None, weights: str | None = None
+) -> tuple[LanguageModel, Tokenizer]:
+    """Return the model and the tokenizer of a run, a folder with a config.json or a GGUF file.
+
+    Args:
+        path: The run, folder or file.
+        checkpoint: Checkpoint of a run.
+        dtype: Dtype of the weights; None: their own.
+        weights: How linear layers are quantized; None: as they are. Adapters are merged.
+    """
     if is_gguf(path) or os.path.lexists((path if path.is_dir() else path.parent) / CONFIG):
-        return load_model(path, checkpoint, dtype=dtype)
-    model, tokenizer, *_ = load_checkpoint(path, checkpoint, dtype=dtype)
+        model, tokenizer = load_model(path, checkpoint, dtype=dtype)
+    else:
+        model, tokenizer, *_ = load_checkpoint(path, checkpoint, dtype=dtype)
+    model = model.quantized(weights) if weights else merge_lora(model)  # frees what was loaded
     return model, tokenizer

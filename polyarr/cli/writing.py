@@ -11,8 +11,6 @@ from polyarr.cli.train import choose_backend
 from polyarr.cli.values import FileName
 from polyarr.models import Writer
 from polyarr.models.decoder import LanguageModel
-from polyarr.nn import merge_lora
-from polyarr.nn.quantized_linear import KINDS
 from polyarr.text import Tokenizer
 from polyarr.text.sandbox import SandboxedTokenizer
 from polyarr.text.tokenizer import same_tokens
@@ -46,10 +44,6 @@ writing_options = adding(
         help="Draft N tokens at a time, by --draft, or from the text so far: faster if it repeats itself.  "
         "[default: 4 with --draft, or 0]",
     ),
-    click.option(
-        "--weights", type=click.Choice(KINDS),
-        help="Quantize the weights: faster if memory bandwidth is the limit.  [default: as they are]",
-    ),
     model_options,
 )
 
@@ -78,10 +72,9 @@ def open_writer(
     """
     check_exists(folder, draft)
     choose_backend(backend)
-    model, tokenizer = loaded(folder, checkpoint, dtype)
+    model, tokenizer = loaded(folder, checkpoint, dtype, weights)
     if is_chat and tokenizer.chat is None:
         raise ValueError(f"{folder}: this model has no chat template; only generate without --chat writes with it")
-    model = model.quantized(weights) if weights else merge_lora(model)  # frees what was loaded
     draft_model = None if draft is None else loaded_draft(draft, folder, tokenizer, dtype)
     with SandboxedTokenizer(tokenizer, is_shared=not is_chat) as programs:
         yield Writer(model, programs, draft_model)  # pyright: ignore[reportArgumentType]  # __getattr__ has the rest

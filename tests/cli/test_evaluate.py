@@ -57,6 +57,19 @@ def loss(model, before, token):
     return float(np.log(np.exp(logits).sum()) - logits[token])
 
 
+def test_quantized_weights_are_scored(folder, capsys):
+    command = ("evaluate", "smol", "--data", "texts", "--backend", "numpy", "--json")
+    code, out, _ = run(capsys, *command, "--weights", "int8")
+    with pa.use_backend("numpy"):
+        tokenizer, model = load_tokenizer(folder / "smol"), load_pretrained(folder / "smol")
+        documents = read_documents([folder / "texts" / "a.txt", folder / "texts" / "b.jsonl"], tokenizer)
+        wanted, whole = (
+            total_score("all", score_documents(each, documents, 64, 32, 8)).loss
+            for each in (model.quantized("int8"), model)
+        )
+    assert code == 0 and json.loads(out)["scores"][-1]["loss"] == wanted != whole
+
+
 def test_the_commands_of_the_page_run_in_their_order(folder):
     whole, each, as_json = follow(PAGE, folder)
     assert whole.splitlines()[0].startswith("loss 5.") and "\n4 documents, 2" in whole

@@ -278,6 +278,18 @@ def test_a_key_of_the_environment_and_web_pages(folder, monkeypatch):
             assert found.headers["access-control-allow-origin"] == "https://app.example"
 
 
+def test_quantized_weights_are_served(folder, writer):
+    with pa.use_backend("numpy"):
+        small = Writer(writer.model.quantized("int8"), writer.tokenizer)
+        wanted, whole = (each.complete(["the"], 5, temperature=0.0, logprobs=1)[0] for each in (small, writer))
+    with served(folder, "--weights", "int8") as (_, address), openai.OpenAI(base_url=address, api_key="none") as client:
+        found = client.completions.create(model="tiny", prompt="the", max_tokens=5, temperature=0, logprobs=1)
+    assert found.choices[0].text == wanted.text
+    near, far = (pytest.approx([token.logprob for token in each.logprobs], abs=1e-4) for each in (wanted, whole))
+    logprobs = found.choices[0].logprobs.token_logprobs
+    assert logprobs == near and logprobs != far
+
+
 def test_what_cannot_be_served_is_one_line(folder, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
