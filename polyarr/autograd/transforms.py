@@ -4,7 +4,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
@@ -26,7 +25,7 @@ from polyarr.core.errors import GradientError
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import FusedPull, Rules, check_gradient
 from polyarr.core.spec import Spec, described
-from polyarr.core.tape import Node, Result, is_recording, paused, reading, recording, records
+from polyarr.core.tape import Node, Result, in_forward, is_recording, paused, reading, recording, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -369,7 +368,7 @@ def custom_vjp(
     @functools.wraps(fn)
     def own(*args: Any, **named: Any) -> Any:
         args = _by_position(fn, args, named) if named else args
-        if not _recorded_here(args) or any(fn is other for other in _in_forward.get()):
+        if not _recorded_here(args) or any(fn is other for other in in_forward.get()):
             return fn(*args)  # type: ignore[call-arg]
         if forward is None or backward is None:
             raise GradientError(f"custom_vjp: {fn.__name__} has no gradient; state it by defvjp(forward, backward)")
@@ -387,10 +386,6 @@ def _recorded_here(args: Any) -> bool:
     return is_recording() or (records() and any(map(_is_tracked, tree.leaves(args))))
 
 
-# The functions of custom_vjp whose forward is running: inside it they run as they are, so that it may call them.
-_in_forward: ContextVar[tuple[Callable, ...]] = ContextVar("polyarr_custom_vjp_forward", default=())
-
-
 def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) -> Any:
     """Return the value of forward at args, with backward as its gradient."""
     # Use handles of our own: the caller's may be rebound before the gradient is pulled.
@@ -401,11 +396,11 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
         inner = list(args)
         for i in range(len(inner)):
             _track(inner, i)
-        token = _in_forward.set((*_in_forward.get(), fn))
+        token = in_forward.set((*in_forward.get(), fn))
         try:
             value, kept = two_values(forward(*inner), "custom_vjp: forward", "(value, saved)")
         finally:
-            _in_forward.reset(token)
+            in_forward.reset(token)
     value = tree.map(_untracked, value)
     if (level := current_level()) is not None and level.transforms[0]:  # the same gradient for a transform outside
         value = level.custom_vjp(custom_vjp, fn, forward, backward, tree.map(_untracked, args))

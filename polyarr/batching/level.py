@@ -16,7 +16,7 @@ import numpy as np
 from polyarr import ops, random, tree
 from polyarr.autograd.arguments import two_values
 from polyarr.autograd.transforms import stop_gradient, vjp
-from polyarr.core.array import Array, flatten, from_numpy, spec_of
+from polyarr.core.array import Array, flatten, from_numpy, spec_of, values_of
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import CaptureContext, capturing, get_backend, renewed, traced, use_backend
 from polyarr.core.errors import BatchingError, GradientError
@@ -292,7 +292,7 @@ class Level:
             reads_values = f"{user_location()} reads the values of a mapped array {buf.spec}, which differ by example"
             raise BatchingError(f"vmap: {reads_values}; compute with pa.where instead, or read what vmap returns")
         with self.outside():
-            return buf.array.numpy()
+            return values_of(buf.array)
 
     # ---- transforms that belong outside of the level -----------------------------------------------------------
 

@@ -13,7 +13,7 @@ from polyarr.core.errors import DtypeError
 from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.program import KEPT, release
 from polyarr.core.spec import DTYPES, NARROW, Spec, float32, int64, uint64
-from polyarr.core.tape import Node, hold, reads, records
+from polyarr.core.tape import Node, check_unrecorded, hold, reads, records
 
 if TYPE_CHECKING:  # declares the operators and methods that polyarr.ops adds to Array
     from polyarr.core.methods import Methods
@@ -89,13 +89,12 @@ class Array(Methods):
             C-contiguous numpy.ndarray of the same shape and dtype.
 
         Raises:
+            GradientError: The gradient of the array is being recorded, and would be lost; write
+                `polyarr.stop_gradient(x).numpy()` if it is not wanted.
             CaptureError: The array is one of a function that is being captured by `polyarr.compile`.
         """
-        hold(self)
-        a = traced(self)
-        host = a.backend.download(a.buf)
-        count_download(host.nbytes)
-        return host
+        check_unrecorded("numpy", self)
+        return values_of(self)
 
     def to(self, backend: str | Backend) -> "Array":
         """Return the array on another backend. The gradient travels back the same way.
@@ -148,7 +147,7 @@ class Array(Methods):
             release([self])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.numpy(), self.backend.name)
+        return _restored, (values_of(self), self.backend.name)
 
 
 def _restored(host: np.ndarray, backend: str) -> Array:
@@ -168,18 +167,27 @@ def _moved(a: Array, target: Backend) -> Array:
         if found is NotImplemented and source.dlpack and target.dlpack:
             with contextlib.suppress(BufferError):  # for example from another device
                 found = target.dlpack.adopt(source.dlpack.export(a.buf))
-    return from_numpy(a.numpy(), target) if found is NotImplemented else Array(target, found, a.spec)
+    return from_numpy(values_of(a), target) if found is NotImplemented else Array(target, found, a.spec)
+
+
+def values_of(x: Array) -> np.ndarray:
+    """Return a copy of the values as a NumPy array, as `x.numpy()` does, also while the gradient of x is recorded."""
+    hold(x)
+    a = traced(x)
+    host = a.backend.download(a.buf)
+    count_download(host.nbytes)
+    return host
 
 
 def read_later(x: Array) -> Callable[[], np.ndarray]:
-    """Return a function that returns what `x.numpy()` would return now, without a wait for work enqueued later.
+    """Return a function that returns what `values_of(x)` would return now, without a wait for work enqueued later.
 
     So a loop can enqueue its next step before it reads the results of this one.
     """
     hold(x)
     a = traced(x)
     if a.backend.download_later is None:
-        host = x.numpy()
+        host = values_of(x)
         return lambda: host
     found = a.backend.download_later(a.buf)
 
@@ -315,7 +323,7 @@ def arrays(backend: Backend, buf: Any, out: Any) -> Any:
 def number_of(a: Any) -> Any:
     """Return the value of a 0-d array as a Python number, read from its backend; numbers unchanged."""
     if type(a) is Array:
-        return a.numpy()[()].item()
+        return values_of(a)[()].item()
     return tuple(map(number_of, a)) if type(a) is tuple else a
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from polyarr.core.current import traced
 from polyarr.core.spec import DTYPES, Spec, as_dtype, bfloat16, shown
-from polyarr.core.tape import hold
+from polyarr.core.tape import check_unrecorded, hold
 
 CPU = (1, 0)
 HOST, CUDA = (1, 3), 2  # device types: CPU and CUDA host memory; CUDA
@@ -163,6 +163,7 @@ def on_host(x: Any) -> np.ndarray:
 
 def view_of(x: Any) -> np.ndarray:
     """Return the values of an Array, which must not be written to: its own memory if that is the host's, or a copy."""
+    x = x.untracked()
     try:
         return memory_of(x, copy=False) if is_on_host(x) else x.numpy()
     except BufferError:
@@ -252,8 +253,10 @@ def exported(
     cheap there.
 
     Raises:
+        GradientError: The gradient of the array is being recorded, and would be lost.
         BufferError: The array cannot be exported on `dl_device` or for `stream`, or not without a copy.
     """
+    check_unrecorded("__dlpack__", x)
     shared, here = _shared(x), device_of(x)
     there = here if dl_device is None else dl_device
     if there == CPU and stream not in (None, -1):

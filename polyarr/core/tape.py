@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from polyarr.core.errors import GradientError
+
 _created = itertools.count()
 # Number of enclosing transforms; None if there was none yet, as in a new thread.
 _depth: ContextVar[int | None] = ContextVar("polyarr_recording_depth", default=None)
 _once: ContextVar[bool] = ContextVar("polyarr_pulled_once", default=False)
 _transforms: set[object] = set()  # running transforms of all threads
+# The functions of custom_vjp whose forward is running: inside it they run as they are, so that it may call them.
+in_forward: ContextVar[tuple[Callable, ...]] = ContextVar("polyarr_custom_vjp_forward", default=())
 reads: ContextVar["Reads | None"] = ContextVar("polyarr_reads", default=None)
 
 
@@ -88,6 +92,19 @@ def recording(once: bool = False) -> Iterator[None]:
         _transforms.discard(own)
         _once.reset(other)
         _depth.reset(token)
+
+
+def check_unrecorded(call: str, x: Any) -> None:
+    """Check that x may be given to another library: that no gradient is recorded for it, which would be lost.
+
+    The forward function of a custom_vjp may give it away, since backward states the gradient.
+
+    Raises:
+        GradientError: One is recorded.
+    """
+    if x.node is not None and is_recording() and not in_forward.get():
+        instead = "compute with polyarr or by pa.custom_vjp, or take pa.stop_gradient(x) if none is wanted"
+        raise GradientError(f"{call}: the gradient of {x.spec} would be lost; {instead}")
 
 
 def is_pulled_once() -> bool:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from polyarr.core.array import NUMBERS, Array
+from polyarr.core.array import NUMBERS, Array, values_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.names import HINTS, answer_attribute, renamed
 from polyarr.core.op import Op
 from polyarr.core.spec import Spec, described, shown
+from polyarr.core.tape import check_unrecorded
 from polyarr.ops import catalogue, inner
 from polyarr.ops.catalogue import *
 from polyarr.ops.create import empty_like, full_like, ones_like, zeros_like
@@ -148,7 +149,7 @@ for _name, _op in BINARY.items():
 def _scalar(x: Array, asked: str, kind: str = "number") -> Any:
     if x.size != 1:
         raise TypeError(f"{asked}: x is {x.spec}; only an array with one element converts to a Python {kind}")
-    return x.numpy().reshape(()).item()
+    return values_of(x).reshape(()).item()
 
 
 def _iterate(x: Array) -> Iterator[Array]:
@@ -164,7 +165,7 @@ def _length(x: Array) -> int:
 
 
 def _repr(x: Array) -> str:
-    text = np.array2string(x.numpy(), separator=", ", prefix="Array(", threshold=1000)
+    text = np.array2string(values_of(x), separator=", ", prefix="Array(", threshold=1000)
     shape = "" if x.size else f"shape={x.shape}, "  # an empty array shows no elements
     return f"Array({text}, {shape}{x.dtype.name}, {x.backend.name!r})"
 
@@ -172,13 +173,14 @@ def _repr(x: Array) -> str:
 def _index(x: Array) -> int:
     if x.shape or x.dtype.kind not in "iu":
         raise TypeError(f"index: x is {x.spec}; only an integer array without axes can be an index")
-    return int(x.numpy())
+    return int(values_of(x))
 
 
 def _array(x: Array, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     if copy is False:
         raise ValueError("numpy.asarray: a polyarr array cannot be viewed without a copy; leave copy out")
-    return x.numpy() if dtype is None else x.numpy().astype(dtype)
+    check_unrecorded("numpy.asarray", x)
+    return values_of(x) if dtype is None else values_of(x).astype(dtype)
 
 
 def _ufunc(x: Array, ufunc: np.ufunc, method: str, *inputs: Any, **params: Any) -> Any:
@@ -291,7 +293,7 @@ METHODS = {
     "__hash__": None,  # == compares element by element
     "to_device": _to_device,
     "item": _item,
-    "tolist": lambda self: self.numpy().tolist(),
+    "tolist": lambda self: values_of(self).tolist(),
     "reshape": _reshaped,
     "transpose": _transposed,
     "swapaxes": _swapped,

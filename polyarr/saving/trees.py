@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyarr import creation, tree
-from polyarr.core.array import Array
+from polyarr.core.array import Array, values_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, described, shown
@@ -143,7 +143,7 @@ def _free_name(path: tuple, taken: dict[str, Any]) -> str:
 
 
 def _checked(name: str, a: Any) -> np.ndarray:
-    host = a.numpy() if isinstance(a, Array) else a
+    host = values_of(a) if isinstance(a, Array) else a
     native = host.dtype.newbyteorder("=")
     if native not in CODES.values():
         held = ", ".join(d.name for d in DTYPES if d in CODES.values())

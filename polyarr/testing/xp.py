@@ -125,8 +125,9 @@ def graph_breaks(*, ignored: Collection[str] = ()) -> Iterator[GraphBreaks]:
     Values leave by conversions to NumPy arrays and Python numbers, by DLPack, and as text. A gradient leaves with the
     values of an array that it is recorded for, and by operations whose result has none: casts to integers, rounding,
     signs and `stop_gradient`. Comparisons and indices (`argmax`) have none in any library and are not listed. Moves to
-    another backend are. What functions called `assert...` read is not listed. Inside of vmap and of compiled functions
-    reads are errors, and gradients are recorded when such a function is captured.
+    another backend are. What functions called `assert...` read is not listed. Copies that would raise GradientError are
+    made and listed. Inside of vmap and of compiled functions reads are errors, and gradients are recorded when such a
+    function is captured.
 
     Args:
         ignored: Paths of files whose own lines are not listed.
@@ -217,7 +218,8 @@ def _observe(owner: Any, name: str, call: str, leaves: Callable[[Array, Any], st
             return plain(a, *args, **params)
         _here.is_reading = True
         try:
-            value = plain(a, *args, **params)
+            # Array refuses some of these reads where a gradient would be lost; here that is recorded instead.
+            value = plain(a.untracked() if name in READS and a.node else a, *args, **params)
         finally:
             _here.is_reading = False
         if lost := leaves(a, value):

@@ -259,7 +259,8 @@ def test_a_gradient_that_is_not_finite():
 
 @in_each_mode
 def test_a_result_that_left_the_tape(mode):
-    text = failure_of(check_grads, lambda x: pa.asarray(x.numpy() * 2), (normal(0, 3),), 1, mode, backend="numpy")
+    fn = lambda x: pa.asarray(x.tolist(), dtype=x.dtype) * 2
+    text = failure_of(check_grads, fn, (normal(0, 3),), 1, mode, backend="numpy")
     assert " direction of x is 0, numerically " in text
 
 
