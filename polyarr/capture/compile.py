@@ -72,7 +72,8 @@ class Compiled(Generic[P, R]):
     many = MAX_CAPTURES
 
     def __init__(self, fn: Callable[P, R], constants: frozenset[str], captures: Any, donate: frozenset[str]) -> None:
-        functools.update_wrapper(self, fn)
+        # The attributes of a Module are its arrays, which may be replaced.
+        functools.update_wrapper(self, fn, updated=("__dict__",) if isinstance(fn, types.FunctionType) else ())
         self.is_plain = os.environ.get("POLYARR_COMPILE") == "0"
         self.fn, self.captures, self.constants, self.donate = fn, captures, constants, donate
         self.names, self.rest = _positional(fn)
@@ -208,8 +209,11 @@ def compile(
     The signature is everything but the values of arrays and numbers: trees, shapes, dtypes, attributes of Modules,
     strings and the backend. Side effects of the function happen once, during the capture. Also a decorator.
 
+    A Module, or a method of one, is compiled with its own arrays as captures. Training needs the model as an argument:
+    compile a function of it, with the gradient and the update inside.
+
     Args:
-        fn: Function of arrays, numbers and trees of them; None to get a decorator.
+        fn: Function of arrays, numbers and trees of them, or a Module; None to get a decorator.
         constants: Names of arguments whose numbers are constants, so that `if n > 3` works. Each value is captured
             separately.
         captures: Tree of arrays that `fn` uses without receiving them as arguments. They are read at every call, may be
@@ -248,6 +252,9 @@ def compile(
     for option, names in options.items():
         if unknown := [] if anything else sorted(names - known.keys()):
             raise TypeError(f"compile: {option} names {unknown[0]!r}; {name_of(fn)} takes {', '.join(known)}")
+    owner = getattr(fn, "__self__", fn)
+    if hasattr(type(owner), "tree_children") and captures is not owner:
+        captures = (owner, captures)
     return Compiled(fn, options["constants"], captures, options["donate"])
 
 

@@ -241,3 +241,44 @@ def test_a_function_of_numbers_raises_even_if_its_value_is_unused(backend):
     compiled(pa.ones(()), 1)
     with pytest.raises(LookupError, match="5 is too large"):
         compiled(pa.ones(()), 5)
+
+
+class Scaled(pa.nn.Module):
+    def __init__(self) -> None:
+        self.inner, self.factor = pa.nn.Linear(3, 2), pa.ones(2)
+
+    def __call__(self, x):
+        return self.inner(x) * self.factor
+
+    def shifted(self, x):
+        return self(x) + 1
+
+
+@pytest.mark.parametrize("method", ["__call__", "shifted"])
+def test_a_module_is_compiled_with_its_own_arrays(method, backend):
+    model, x = Scaled(), pa.ones((4, 3))
+    compiled = pa.compile(model if method == "__call__" else model.shifted)
+    plain = getattr(model, method)
+    assert bits(compiled(x)) == bits(plain(x))
+    model.load_parameters({name: a * 3 for name, a in model.state_dict().items()})
+    model.factor = pa.asarray([2.0, -1.0])
+    model.inner.weight[0] = 0.5
+    assert bits(compiled(x)) == bits(plain(x)) and len(compiled.programs()) == 1
+    slope = pa.grad(lambda x: pa.sum(compiled(x)))(x)
+    assert bits(slope) == bits(pa.grad(lambda x: pa.sum(plain(x)))(x))
+    assert not vars(compiled).keys() & vars(model).keys()
+
+
+def test_a_module_may_use_other_captures_and_be_named_as_one(on_numpy):
+    model, bias = Scaled(), pa.zeros(2)
+    assert pa.compile(model, captures=model).captures is model
+
+    class WithBias(Scaled):
+        def __call__(self, x):
+            return super().__call__(x) + bias
+
+    model = WithBias()
+    compiled = pa.compile(model, captures=bias)
+    for value in (1.0, 2.0):
+        bias[:] = value
+        assert bits(compiled(pa.ones((1, 3)))) == bits(model(pa.ones((1, 3))))
