@@ -309,6 +309,16 @@ def test_a_model_in_place_of_a_learning_rate_is_refused():
     assert optim.SGD(pa.asarray(0.1)).lr.shape == ()
 
 
+@pytest.mark.parametrize(
+    ("kind", "second"), [("SGD", 0.9), ("RMSprop", 0.99), ("AdamW", (0.9, 0.95)), ("Adagrad", 0.0), ("Muon", 0.1)]
+)
+def test_only_the_learning_rate_is_given_by_position(kind, second):
+    optimizer = getattr(optim, kind)
+    with pytest.raises(TypeError, match=rf"^{kind}: .* is given by position; only lr may be, name the others"):
+        optimizer(0.1, second)  # PyTorch: momentum, alpha, betas, lr_decay, weight_decay
+    assert optimizer(0.5, clip=1.0) == optimizer(lr=0.5, clip=1.0)
+
+
 def test_settings_out_of_range_are_refused():
     for kind, setting in (
         (optim.SGD, {"lr": -1e-3}), (optim.SGD, {"lr": math.nan}), (optim.SGD, {"momentum": -1}),

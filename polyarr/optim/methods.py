@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyarr import ops
@@ -10,7 +10,7 @@ from polyarr.core.array import Array
 from polyarr.optim.optimizer import Optimizer, Schedule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, with optional momentum.
 
@@ -42,7 +42,7 @@ class SGD(Optimizer):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Adam(Optimizer):
     """The optimizer Adam. Weight decay is added to the gradient.
 
@@ -78,7 +78,7 @@ class Adam(Optimizer):
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
     """The optimizer AdamW: Adam with decoupled weight decay, which shrinks parameters by lr * weight_decay.
 
@@ -124,7 +124,7 @@ class _Written(Optimizer):
         """Return an array and its moment after a step."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RMSprop(_Written):
     """The optimizer RMSprop: the gradient over the root of the mean of its squares, without momentum.
 
@@ -145,7 +145,7 @@ class RMSprop(_Written):
     Source: Hinton 2012, Neural Networks for Machine Learning, lecture 6
     """
 
-    lr: float | Array | Schedule = 1e-2
+    lr: float | Array | Schedule = field(default=1e-2, kw_only=False)
     alpha: float = 0.99
     eps: float = 1e-8
 
@@ -157,7 +157,7 @@ class RMSprop(_Written):
         return p - lr * g / (ops.sqrt(v) + self.eps), v
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Adagrad(_Written):
     """The optimizer Adagrad: the gradient over the root of the sum of its squares.
 
@@ -177,7 +177,7 @@ class Adagrad(_Written):
     Source: Duchi, Hazan, Singer 2011, "Adaptive subgradient methods for online learning and stochastic optimization"
     """
 
-    lr: float | Array | Schedule = 1e-2
+    lr: float | Array | Schedule = field(default=1e-2, kw_only=False)
     eps: float = 1e-10
 
     moments = ("v",)
@@ -188,7 +188,7 @@ class Adagrad(_Written):
         return p - lr * g / (ops.sqrt(v) + self.eps), v
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lion(_Written):
     """The optimizer Lion: steps of one length, by the sign of a mean of the gradients.
 
@@ -210,7 +210,7 @@ class Lion(_Written):
     Source: Chen et al. 2023, arXiv:2302.06675
     """
 
-    lr: float | Array | Schedule = 1e-4
+    lr: float | Array | Schedule = field(default=1e-4, kw_only=False)
     betas: tuple[float, float] = (0.9, 0.99)
 
     moments = ("m",)

@@ -122,7 +122,7 @@ def loss_scale(state: State) -> Array | float:
     return state["loss_scale"]["scale"] if "loss_scale" in state else 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """Base class of optimizers: weight decay, clipping and loss scaling around the step that a subclass defines.
 
@@ -138,7 +138,7 @@ class Optimizer:
 
     Raises:
         ValueError: A number is out of range.
-        TypeError: A setting has a wrong type.
+        TypeError: A setting has a wrong type, or is given by position; only lr may be.
     """
 
     if not TYPE_CHECKING:  # to a type checker, every attribute would seem to be there
@@ -149,13 +149,16 @@ class Optimizer:
             if type(lr) is not Array and any(type(leaf) is Array for leaf in tree.leaves(lr)):
                 required = "it must be a number or a function of the step; the model is given to init(model)"
                 raise TypeError(f"{cls.__name__}: lr is {described(lr)}; {required}")
+            if len(args) > 1 and sum(not f.kw_only for f in fields(cls)) == 1:  # other libraries order them otherwise
+                given = f"{cls.__name__}: {shown(args[1])} is given by position"
+                raise TypeError(f"{given}; only lr may be, name the others, as in {cls.__name__}(1e-3, clip=1.0)")
             return super().__new__(cls)
 
-    lr: float | Array | Schedule = 1e-3
+    lr: float | Array | Schedule = field(default=1e-3, kw_only=False)
     weight_decay: float = 0.0
     clip: float | None = None
     decays: Callable[[str, Array], bool] = at_least_two_axes
-    loss_scale: LossScale | None = field(default=None, kw_only=True)
+    loss_scale: LossScale | None = None
 
     moments: ClassVar[tuple[str, ...]] = ()  # names of the states per parameter
     elementwise = True  # whether a step computes each element of a parameter alone, but for the norm

@@ -29,7 +29,7 @@ def hidden_matrices(name: str, p: Array) -> bool:
     return is_matrix and not any(part.endswith(("emb", "head")) for part in parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
     """The optimizer Muon: momentum whose matrices are made almost orthogonal, and AdamW for all other arrays.
 
