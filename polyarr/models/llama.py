@@ -273,7 +273,7 @@ class LlamaConfig(Config):
 
     def norm(self, size: int) -> RMSNorm:
         """Return a new norm of vectors of length `size`."""
-        return RMSNorm(size, self.norm_eps, self.norm_offset)
+        return RMSNorm(size, self.norm_eps, offset=self.norm_offset)
 
 
 class LlamaBlock(Module):

@@ -31,6 +31,7 @@ class _Convolution(Module):
         dilation: int | tuple[int, ...] = 1,
         groups: int = 1,
         bias: bool = True,
+        *,
         activation: str | None = None,
         init: Initializer | None = None,
     ) -> None:
@@ -129,6 +130,7 @@ class _Transpose(_Convolution):
         groups: int = 1,
         bias: bool = True,
         dilation: int | tuple[int, ...] = 1,
+        *,
         init: Initializer | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, init=init)
@@ -236,7 +238,9 @@ class MeanPool(Module):
         (1, 4, 4, 3)
     """
 
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, count_include_pad: bool = True) -> None:
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, count_include_pad: bool = True
+    ) -> None:
         check_whole("MeanPool", kernel_size=kernel_size, stride=stride, padding=padding)
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
         self.count_include_pad = count_include_pad

@@ -37,7 +37,7 @@ class GroupedLinear(Module):
     activation = None
 
     def __init__(
-        self, groups: int, in_features: int, out_features: int, init: Initializer | None = None, bias: bool = False
+        self, groups: int, in_features: int, out_features: int, *, init: Initializer | None = None, bias: bool = False
     ) -> None:
         self.weight = initial_value("GroupedLinear", init or normal(0.02), groups, out_features, in_features)
         self.bias = initial_value("GroupedLinear", constant(0), groups, out_features) if bias else None
@@ -147,8 +147,9 @@ class MixtureOfExperts(Module):
         self.per_token, self.normalize, self.activation = per_token, normalize, activation
         self.swiglu_limit = swiglu_limit
         self.router = Linear(emb_dim, experts, bias=bias, init=init)
-        self.expert_gate, self.expert_up = (GroupedLinear(experts, emb_dim, hidden, init, bias) for _ in range(2))
-        self.expert_down = GroupedLinear(experts, hidden, emb_dim, out_init, bias)
+        self.expert_gate = GroupedLinear(experts, emb_dim, hidden, init=init, bias=bias)
+        self.expert_up = GroupedLinear(experts, emb_dim, hidden, init=init, bias=bias)
+        self.expert_down = GroupedLinear(experts, hidden, emb_dim, init=out_init, bias=bias)
         self.shared = None
         if shared:
             self.shared = GatedFeedForward(emb_dim, shared, activation=activation, init=init, out_init=out_init)

@@ -39,6 +39,7 @@ class Linear(Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
+        *,
         activation: str | None = None,
         init: Initializer | None = None,
     ) -> None:
@@ -78,7 +79,7 @@ class Embedding(Module):
         (1, 3, 4)
     """
 
-    def __init__(self, num_embeddings: int, emb_dim: int, init: Initializer | None = None) -> None:
+    def __init__(self, num_embeddings: int, emb_dim: int, *, init: Initializer | None = None) -> None:
         shape = whole("Embedding", "num_embeddings", num_embeddings), whole("Embedding", "emb_dim", emb_dim)
         self.weight = initial_value("Embedding", init or normal(), *shape)
 
@@ -102,7 +103,7 @@ class LayerNorm(Module):
         Array([[-1.,  1.]], float32, 'numpy')
     """
 
-    def __init__(self, emb_dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(self, emb_dim: int, eps: float = 1e-5, *, bias: bool = True) -> None:
         emb_dim = whole("LayerNorm", "emb_dim", emb_dim)
         self.weight = constant(1)((emb_dim,))
         self.bias = constant(0)((emb_dim,)) if bias else None
@@ -128,7 +129,7 @@ class RMSNorm(Module):
         Array([[0.8485281, 1.1313708]], float32, 'numpy')
     """
 
-    def __init__(self, emb_dim: int, eps: float = 1e-6, offset: float = 0.0) -> None:
+    def __init__(self, emb_dim: int, eps: float = 1e-6, *, offset: float = 0.0) -> None:
         self.weight = constant(1 - offset)((whole("RMSNorm", "emb_dim", emb_dim),))
         self.eps, self.offset = within("RMSNorm", "eps", eps, 0), offset
 

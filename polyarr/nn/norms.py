@@ -119,7 +119,7 @@ class BatchNorm(Module):
     observer: tuple[_Collector, str] | None = None
 
     def __init__(
-        self, channels: int, eps: float = 1e-5, momentum: float = 0.1, activation: str | None = None
+        self, channels: int, eps: float = 1e-5, momentum: float = 0.1, *, activation: str | None = None
     ) -> None:
         channels = whole("BatchNorm", "channels", channels)
         self.weight, self.bias = constant(1)((channels,)), constant(0)((channels,))
@@ -195,7 +195,7 @@ class InstanceNorm(Module):
     Source: Ulyanov, Vedaldi, Lempitsky 2016, arXiv:1607.08022
     """
 
-    def __init__(self, channels: int, eps: float = 1e-5, affine: bool = False) -> None:
+    def __init__(self, channels: int, eps: float = 1e-5, *, affine: bool = False) -> None:
         channels = whole("InstanceNorm", "channels", channels)
         self.weight = constant(1)((channels,)) if affine else None
         self.bias = constant(0)((channels,)) if affine else None

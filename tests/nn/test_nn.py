@@ -373,3 +373,19 @@ def test_a_shape_in_place_of_a_length_is_refused(on_numpy, name):
     arguments = {"GroupNorm": (1, (4,)), "Embedding": (10, (4,))}.get(name, ((4,),))
     with pytest.raises(TypeError, match=rf"^{name}: (emb_dim|channels) is \(4,\); it must be an int$"):
         getattr(nn, name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("layer", "args"),
+    [
+        (nn.Linear, (3, 2, True, "cpu")), (nn.Embedding, (3, 2, 0)), (nn.LayerNorm, (3, 1e-5, False)),
+        (nn.RMSNorm, (3, 1e-5, True)), (nn.InstanceNorm, (3, 1e-5, 0.1)), (nn.BatchNorm, (3, 1e-5, 0.1, True)),
+        (nn.MeanPool, (2, 2, 0, True)), (nn.Conv2d, (3, 2, 3, 1, 0, 1, 1, True, "zeros")),
+        (nn.ConvTranspose2d, (3, 2, 3, 1, 0, 0, 1, True, 1, "zeros")),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)  # fmt: skip
+def test_parameters_that_pytorch_has_elsewhere_are_keyword_only(layer, args):
+    layer(*args[:-1])
+    with pytest.raises(TypeError, match=r"^\w+\.__init__\(\) takes .* positional arguments but"):
+        layer(*args)
