@@ -8,7 +8,7 @@ import numpy as np
 from polyarr.core.array import NUMBERS, Array, flatten
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError, NestingError
-from polyarr.core.spec import Spec, described
+from polyarr.core.spec import Spec, described, shown
 
 
 def bound(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -60,6 +60,17 @@ def hashable(op: Any, name: str, value: Any) -> Any:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"{op.name}: {name} is a {kind}; it must be made of Python numbers, tuples or names")
     return value
+
+
+def check_flags(op: Any, params: dict[str, Any]) -> None:
+    """Check the parameters that are True or False: by position, other libraries have other parameters there.
+
+    Raises:
+        TypeError: One is no bool.
+    """
+    for name, default in op.defaults.items():
+        if type(default) is bool and not isinstance(params[name], (bool, np.bool_)):
+            raise TypeError(f"{op.name}: {name} is {shown(params[name])}; it must be True or False")
 
 
 def signature(arguments: list[inspect.Parameter]) -> inspect.Signature:

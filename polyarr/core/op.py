@@ -29,6 +29,7 @@ from polyarr.core.binding import (
     as_input,
     bound,
     bound_by_name,
+    check_flags,
     hashable,
     lacking,
     missing_array,
@@ -233,6 +234,7 @@ class Op:
         missing = [name for name, value in params.items() if value is inspect.Parameter.empty]
         if missing or len(params) > len(self.defaults):
             raise TypeError(usage(self, missing, set(params) - set(self.defaults)))
+        check_flags(self, params)
         casts = self._casts(specs)
         if casts:
             specs = tuple(cast_spec(s, c) for s, c in zip(specs, casts, strict=True))

@@ -14,7 +14,7 @@ from polyarr.ops.functions import erf, exp, log, relu, rsqrt, silu, tanh
 from polyarr.ops.index import take, take_along_axis
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import bitwise_right_shift, greater_equal, less, not_equal
-from polyarr.ops.random import random_bits
+from polyarr.ops.random import check_random, random_bits
 from polyarr.ops.reduce import axis_of, masked_softmax, max, mean, sum
 from polyarr.ops.shape import expand_dims, matrix_transpose, reshape, squeeze, tril
 from polyarr.ops.validation import number, within
@@ -438,8 +438,9 @@ def _wide(x):
 
 def _canonical_attention(q, k, v, mask, key, counter, *, causal, scale, dropout_rate, precision):
     _check_attention(q, k, v, mask)
+    check_random("attention", key, counter)
     scale = 1 / math.sqrt(q.shape[-1] or 1) if scale is None else float(number("attention", "scale", scale))
-    return {"scale": scale, "causal": bool(causal)}
+    return {"scale": scale}
 
 
 def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:

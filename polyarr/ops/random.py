@@ -1,8 +1,17 @@
 """Random bits: the one source of randomness, a pure function of key and counter."""
 
+from typing import Any
+
 from polyarr.core.op import primitive
 from polyarr.core.spec import INTEGERS, Spec, described, uint32
 from polyarr.ops.create import shape_of
+
+
+def check_random(op: str, key: Any, counter: Any) -> None:
+    """Raise TypeError unless the Specs of key and counter of random bits are of integers."""
+    for name, given in (("key", key), ("counter", counter)):
+        if type(given) is not Spec or given.shape or given.dtype not in INTEGERS:
+            raise TypeError(f"{op}: {name} is {described(given)}; it must be an int")
 
 
 @primitive(numbers="key counter")
@@ -34,9 +43,7 @@ def random_bits(key, counter, like=None, *, shape):
 
     Source: Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
     """
-    for name, given in (("key", key), ("counter", counter)):
-        if type(given) is not Spec or given.shape or given.dtype not in INTEGERS:
-            raise TypeError(f"random_bits: {name} is {described(given)}; it must be an int")
+    check_random("random_bits", key, counter)
     shape = shape_of("random_bits", shape)
     return Spec(shape, uint32), {"shape": shape}
 

@@ -373,6 +373,26 @@ def test_other_bad_calls(call: Callable, error: type[Exception], message: str) -
     refused(call, error, message)
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda x: pa.sum(x, 0, np.float64), "sum: keepdims"), (lambda x: x.mean(0, "float32"), "mean: keepdims"),
+        (lambda x: pa.sort(x, -1, "stable"), "sort: descending"), (lambda x: pa.argmax(x, 0, None), "argmax: keepdims"),
+        (lambda x: pa.attention(x, x, x, None, 0, 0, 0.5), "attention: causal"),
+    ],
+)  # fmt: skip
+def test_a_flag_is_true_or_false(call: Callable, name: str, on_numpy: Backend) -> None:
+    """NumPy and PyTorch have other parameters in these positions."""
+    with pytest.raises(TypeError, match=f"^{name} is .*; it must be True or False$"):
+        call(pa.ones((2, 2)))
+
+
+def test_the_key_of_dropout_in_attention_is_an_int(on_numpy: Backend) -> None:
+    x = pa.ones((2, 2))
+    with pytest.raises(TypeError, match=r"^attention: key is a Python float; it must be an int$"):
+        pa.attention(x, x, x, None, 0.0, True)  # PyTorch's dropout_p and is_causal
+
+
 def test_differences_of_an_absurd_order_end() -> None:
     assert pa.diff(matrix(), n=10**30).shape == (2, 0)
 
