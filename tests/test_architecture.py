@@ -26,6 +26,7 @@ LAYERS = {
     "polyarr.core.program": 0,
     "polyarr.version": 0,
     "polyarr.core.names": 0,
+    "polyarr.core.keywords": 0,
     "polyarr.extras": 0,
     "polyarr.files": 0,
     "polyarr.interrupts": 0,

@@ -8,6 +8,7 @@ import numpy as np
 from polyarr.core.array import NUMBERS, Array, flatten
 from polyarr.core.backend import Backend
 from polyarr.core.errors import BackendError, NestingError
+from polyarr.core.keywords import instead_of
 from polyarr.core.spec import Spec, described, shown
 
 
@@ -26,7 +27,7 @@ def bound_by_name(op: Any, args: tuple, params: dict[str, Any]) -> tuple[tuple, 
     params = {name: value for name, value in params.items() if name not in inputs}
     missing = [name for name, value in inputs.items() if value is inspect.Parameter.empty]
     if missing or params.keys() - op.defaults.keys():
-        raise TypeError(usage(op, missing, set() if missing else params.keys() - op.defaults.keys()))
+        raise TypeError(usage(op, missing, params.keys() - op.defaults.keys()))
     return (*args, *inputs.values()), params
 
 
@@ -83,8 +84,11 @@ def signature(arguments: list[inspect.Parameter]) -> inspect.Signature:
 
 def usage(op: Any, missing: list[str], unknown: set[str]) -> str:
     """Return the error message for missing or unknown arguments."""
-    given = f"missing {', '.join(missing)}" if missing else f"unknown argument {', '.join(sorted(unknown))}"
-    return f"{op.name}: {given}; it takes {op.name}{inspect.signature(op.__wrapped__)}"
+    known = {**op.optional, **op.defaults}
+    named = ", ".join(f"{name}{instead_of(name, known)}" for name in sorted(unknown))
+    given = [f"missing {', '.join(missing)}"] if missing else []
+    given += [f"unknown argument {named}"] if unknown else []
+    return f"{op.name}: {', '.join(given)}; it takes {op.name}{inspect.signature(op.__wrapped__)}"
 
 
 def wrong_input(op: Any, specs: tuple, error: AttributeError) -> str:

@@ -1,5 +1,6 @@
 """Module, the base class of layers: a tree of arrays with a call, as a plain Python object."""
 
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -9,6 +10,7 @@ from polyarr import creation, ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
+from polyarr.core.keywords import FOREIGN, refuse_foreign
 from polyarr.core.names import answer_attribute
 from polyarr.core.spec import FLOATS, Spec, as_dtype, described
 
@@ -52,6 +54,15 @@ class Module(tree.Versioned):
 
     if not TYPE_CHECKING:  # to a type checker, every attribute would seem to be there
         __getattr__ = answer_attribute("Module")
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if kwargs and not FOREIGN.isdisjoint(kwargs):
+                refuse_foreign(cls, kwargs)
+            if (args or kwargs) and cls.__init__ is object.__init__:
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+            return super().__new__(cls)
+
+        __new__.__signature__ = inspect.Signature([inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer; every Module defines its own."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from polyarr import ops, tree
 from polyarr.core.array import Array
+from polyarr.core.keywords import FOREIGN, refuse_foreign
 from polyarr.core.names import answer_attribute
 from polyarr.core.number import Number, evaluate
 from polyarr.core.spec import FLOATS, described, float32, float64, shown
@@ -145,6 +146,8 @@ class Optimizer:
         __getattr__ = answer_attribute("Optimizer")
 
         def __new__(cls, *args: Any, **settings: Any) -> Any:  # before __init__ finds lr given twice
+            if not FOREIGN.isdisjoint(settings):
+                refuse_foreign(cls, settings)
             lr = args[0] if args else settings.get("lr")
             if type(lr) is not Array and any(type(leaf) is Array for leaf in tree.leaves(lr)):
                 required = "it must be a number or a function of the step; the model is given to init(model)"

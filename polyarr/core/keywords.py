@@ -1,0 +1,92 @@
+"""Keywords of other libraries' functions and classes, for the error on a keyword that polyarr does not have."""
+
+import inspect
+from collections.abc import Container, Iterable
+from typing import Any
+
+# What it may be called here -> what NumPy, PyTorch, JAX or MLX call it.
+_NAMES = {
+    "axis axes": "axes axis dim dimension dimensions dims",
+    "keepdims": "keepdim",
+    "x arrays logits": "a array arr input self tensor tensors x1",
+    "y targets": "b exponent labels other target x2",
+    "correction": "ddof unbiased",
+    "shape": "dims new_shape newshape output_size size",
+    "scale": "scale_factor",
+    "repetitions": "dims repeats reps",
+    "source": "src_axis",
+    "descending": "largest reverse",
+    "indices": "index",
+    "updates": "source src values",
+    "pad_width": "pad padding",
+    "constant_values": "constant_value value",
+    "min": "a_min",
+    "max": "a_max",
+    "k": "diagonal offset",
+    "shift": "shifts",
+    "indices_or_sections": "chunks sections split_size split_size_or_sections",
+    "mask": "attention_mask attn_mask bias",
+    "causal": "is_causal",
+    "dropout_rate rate drop_rate": "dropout dropout_p p rate",
+    "bias": "use_bias",
+    "emb_dim": "d_model dims embed_dim embedding_dim features hidden_size normalized_shape",
+    "hidden": "dim_feedforward hidden_dim intermediate_size",
+    "n_heads": "heads nhead num_heads",
+    "n_kv_heads": "num_kv_heads num_key_value_heads",
+    "channels": "features num_channels num_features",
+    "groups": "feature_group_count num_groups",
+    "in_channels": "in_features input_channels",
+    "out_channels": "features out_features output_channels",
+    "in_features": "in_dim input_dims",
+    "out_features": "features out_dim output_dims",
+    "num_embeddings": "num vocab_size",
+    "kernel_size kernel": "kernel kernel_size window_shape",
+    "stride": "strides",
+    "dilation": "kernel_dilation rhs_dilation",
+    "init": "bias_init kernel_init weight_init",
+    "eps": "epsilon",
+    "lr": "learning_rate",
+    "betas": "b1 b2 beta1 beta2",
+    "alpha": "decay rho",
+}
+_INSTEAD = {
+    "leave it out: results are new arrays": "inplace out",
+    "leave it out: pa.grad says what is differentiated": "requires_grad",
+    "leave it out: it computes where its arrays are, which .to(name) moves": "device",
+    "write .astype(dtype)": "dtype",
+    "leave it out: model.train() and model.eval() decide": "deterministic training",
+    "the model is given to init(model)": "model parameters params",
+    "choose elements by pa.where": "where",
+    "write pa.mean or pa.sum of the losses": "reduction",
+    "leave it out: the batch is the first axis": "batch_first",
+    "leave it out: use pa.random.drawing_from(generator)": "generator key rng rngs",
+}
+_OURS: dict[str, list[str]] = {}
+for _ours, _theirs in _NAMES.items():
+    for _name in _theirs.split():
+        _OURS.setdefault(_name, []).extend(_ours.split())
+_SENTENCES = {name: text for text, names in _INSTEAD.items() for name in names.split()}
+FOREIGN = {*_OURS, *_SENTENCES}
+
+
+def instead_of(name: str, known: Container[str]) -> str:
+    """Return what to write instead of a keyword, one of `known` if possible, in parentheses with a space; or ""."""
+    ours = next((ours for ours in _OURS.get(name, ()) if ours in known), None)
+    text = f"write {ours}" if ours else _SENTENCES.get(name)
+    return f" ({text})" if text else ""
+
+
+def refuse_foreign(cls: type, given: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that is one of another library and none of the class."""
+    init: Any = cls.__init__  # type: ignore[misc]
+    code = getattr(init, "__code__", None)
+    if code is not None and FOREIGN.intersection(given) <= {*code.co_varnames}:  # without a signature, which is slow
+        return
+    taken = [] if init is object.__init__ else [*inspect.signature(init).parameters.values()][1:]
+    if any(p.kind is p.VAR_KEYWORD for p in taken):
+        return
+    own = [p.name for p in taken if p.kind is not p.VAR_POSITIONAL]
+    for name in given:
+        if name not in own and (instead := instead_of(name, own)):
+            takes = f"it takes {', '.join(own)}" if own else "it takes no arguments"
+            raise TypeError(f"{cls.__name__}: unknown argument {name}{instead}; {takes}")

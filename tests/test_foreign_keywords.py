@@ -1,0 +1,69 @@
+"""Keywords of other libraries: the error says what to write instead, and a correct call is not asked."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+import polyarr as pa
+from polyarr import nn, optim
+from polyarr.core import keywords
+
+OPS = {
+    "sum(x, dim=0, keepdim=True)": r"unknown argument dim (write axis), keepdim (write keepdims); it takes sum(x, ",
+    "std(x, unbiased=False)": "unknown argument unbiased (write correction); ",
+    "matmul(input=x, other=x)": "missing x, y, unknown argument input (write x), other (write y); ",
+    "pow(x, exponent=2)": "missing y, unknown argument exponent (write y); ",
+    "permute_dims(x, dims=(1, 0))": "unknown argument dims (write axes); ",
+    "attention(x, x, x, attn_mask=None)": "unknown argument attn_mask (write mask); ",
+    "relu(x, inplace=True)": "unknown argument inplace (leave it out: results are new arrays); ",
+    "mean(x, dtype=pa.float64)": "unknown argument dtype (write .astype(dtype)); ",
+    "mean(x, weights=x)": "unknown argument weights; it takes mean(x, *, axis=None, keepdims=False)",
+}
+CLASSES = {
+    "nn.Dropout(p=0.5)": "unknown argument p (write rate); it takes rate",
+    "nn.ReLU(inplace=True)": "unknown argument inplace (leave it out: results are new arrays); it takes no arguments",
+    "nn.LayerNorm(normalized_shape=3)": "unknown argument normalized_shape (write emb_dim); it takes emb_dim, ",
+    "nn.MultiHeadAttention(8, 2, dropout=0.1)": "unknown argument dropout (write drop_rate); ",
+    "nn.Linear(3, 4, device='cuda')": "unknown argument device (leave it out: it computes where its arrays are, ",
+    "optim.Adam(learning_rate=0.1)": "unknown argument learning_rate (write lr); it takes lr, weight_decay, ",
+    "optim.SGD(params=x, lr=0.1)": "unknown argument params (the model is given to init(model)); ",
+}
+
+
+@pytest.mark.parametrize("call", [*OPS, *CLASSES])
+def test_a_keyword_of_another_library_leads_to_what_to_write(call, on_numpy):
+    name = call.partition("(")[0].rpartition(".")[2]
+    given = {"pa": pa, "nn": nn, "optim": optim, "x": pa.ones((2, 3))}
+    with pytest.raises(TypeError) as caught:
+        eval(call if call in CLASSES else f"pa.{call}", given)
+    assert str(caught.value).startswith(f"{name}: {(OPS | CLASSES)[call]}")
+
+
+def test_the_table_names_parameters_that_exist():
+    ops = [f for f in map(vars(pa).get, pa.__all__) if callable(f) and not isinstance(f, type)]
+    classes = [getattr(where, name) for where in (nn, optim) for name in where.__all__]
+    own = {name for f in (*ops, *filter(callable, classes)) for name in inspect.signature(f).parameters}
+    assert {ours for names in keywords._OURS.values() for ours in names} <= own
+
+
+def test_a_class_may_have_such_a_parameter_itself():
+    class Own(nn.Module):
+        def __init__(self, dim, **others):
+            self.dim, self.others = dim, others
+
+    assert Own(dim=3, device="cpu").others == {"device": "cpu"}
+    assert optim.AdamW(lr=0.1, eps=1e-6).eps == 1e-6
+
+
+def test_a_class_without_init_takes_no_arguments():
+    class Plain(nn.Module):
+        pass
+
+    with pytest.raises(TypeError, match=r"^Plain\(\) takes no arguments$"):
+        Plain(3)
+    assert str(inspect.signature(Plain)) == "()"
+    assert list(inspect.signature(nn.Dropout).parameters) == ["rate"]
+    for made in (pickle.loads(pickle.dumps(nn.Dropout(0.5))), copy.deepcopy(nn.Dropout(0.5))):
+        assert made.rate == 0.5
