@@ -8,7 +8,7 @@ import cmath
 import math
 
 from polyarr.core.number import NUMBERS, evaluate
-from polyarr.core.spec import COMPLEX, float64
+from polyarr.core.spec import COMPLEX, INTEGERS, float64
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
@@ -35,7 +35,7 @@ from polyarr.ops.logic import bitwise_and, bitwise_invert, bitwise_or, equal, gr
 
 @elementwise("numeric")
 def pow(x, y):
-    """Return x to the power y. Of integers, a negative power is 0 unless x is 1 or -1.
+    """Return x to the power y. Integers take no negative number y; in an array y it gives 0, unless x is 1 or -1.
 
     >>> pa.pow(pa.asarray([1.0, 2.0, 3.0]), 2)
     Array([1., 4., 9.], float32, 'numpy')
@@ -347,6 +347,19 @@ def silu(x):
     return multiply(x, sigmoid(x))
 
 
+def _integer_powers(x, y):
+    """Return the check of an exponent that is a Python number, if x has an integer dtype; else None."""
+    if not y.is_number or x.is_number or x.dtype not in INTEGERS:
+        return None
+
+    def check(_, exponent):
+        if exponent < 0:
+            raise ValueError(f"pow: x is {x}, y is {exponent}; to a negative power x must be floating-point, by astype")
+
+    return check
+
+
+pow.checks = _integer_powers
 pow.vjp(x=lambda g, x, y: multiply(g, _slope(x, y)), y=lambda g, x, out: multiply(g, _growth(x, out)))
 exp.vjp(x=lambda g, out: multiply(g, out))
 expm1.vjp(x=lambda g, out: multiply(g, add(out, 1)))

@@ -530,3 +530,16 @@ def test_value_errors(on_numpy: Backend) -> None:
     ):
         with pytest.raises(ValueError, match="must be"):
             call()
+
+
+def test_integers_have_no_negative_powers(backend: Backend) -> None:
+    """As for a number in NumPy, PyTorch and JAX; the values of an array of exponents are not read."""
+    x, power = pa.asarray([1, 2, 3]), pa.compile(lambda x, n: x**n)
+    calls = [lambda: x**-1, lambda: pa.pow(x, -1), lambda: power(x, -1), lambda: pa.vmap(lambda row: row**-1)(x[None])]
+    assert power(x, 2).tolist() == (x**2).tolist() == [1, 4, 9] and (x**0).tolist() == [1, 1, 1]
+    for call in calls:
+        said = r"^pow: x is int64\[3\], y is -1; to a negative power x must be floating-point, by astype"
+        with pytest.raises(ValueError, match=said):
+            call()
+    assert (x ** pa.asarray([-1, -1, 2])).tolist() == [1, 0, 9]
+    assert (pa.asarray([1.0, 2.0]) ** -1).tolist() == [1, 0.5]
