@@ -78,6 +78,15 @@ def test_what_comes_back_as_something_plainer(on_numpy: Backend, tmp_path: Path)
     assert x == 1.5 and y.dtype == pa.float32 and y.tolist() == [[0, 2], [1, 3]]
 
 
+@pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.pt", "x.PTH", "x.h5", "x.pkl"])
+def test_a_name_of_another_format_is_refused(name: str, on_numpy: Backend, tmp_path: Path) -> None:
+    said = rf"^save: path ends in '{name}'; a safetensors file is written, so name it x\.safetensors$"
+    with pytest.raises(ValueError, match=said):
+        pa.save(tmp_path / name, {"x": pa.ones(2)})
+    assert not [*tmp_path.iterdir()]
+    pa.save(tmp_path / "x.v2", {"x": pa.ones(2)})
+
+
 def test_what_cannot_be_saved_leaves_the_old_file(on_numpy: Backend, tmp_path: Path) -> None:
     path, circle = tmp_path / "x", []
     circle.append(circle)

@@ -19,6 +19,9 @@ from polyarr.schema import in_one_line
 _TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
 
 
+_OF_OTHERS = {".npy", ".npz", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack", ".json"}
+
+
 def save(path: str | os.PathLike[str], tree: Any) -> None:
     """Write a tree of arrays, Python numbers, strings and None to one safetensors file.
 
@@ -32,7 +35,8 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
 
     Raises:
         TypeError: A leaf or a key is of another type.
-        ValueError: The tree contains itself, or has more arrays than one file can hold.
+        ValueError: path ends as the files of another format do (.npy, .pt); the tree contains itself, or has more
+            arrays than one file can hold.
         DtypeError: An array has a dtype that polyarr lacks.
         OSError: The file cannot be written.
 
@@ -44,6 +48,9 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
         {'step': 3, 'w': Array([1., 1.], float32, 'numpy')}
     """
     target = _path("save", path)
+    if target.suffix.lower() in _OF_OTHERS:
+        due = target.with_suffix(".safetensors").name
+        raise ValueError(f"save: path ends in {target.name!r}; a safetensors file is written, so name it {due}")
     arrays: dict[str, np.ndarray] = {}
     try:
         metadata = {_TREE: json.dumps(_plain(tree, (), arrays), allow_nan=False)}
