@@ -10,9 +10,10 @@ from polyarr.core import names
 from tests.helpers.root import ROOT
 
 PLACES = {
-    "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.optim": pa.optim, "polyarr.random": pa.random,
-    "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.special": pa.special, "polyarr.tree": pa.tree,
-    "Array": pa.Array, "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer, "compile": pa.compile,
+    "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.nn.init": pa.nn.init, "polyarr.optim": pa.optim,
+    "polyarr.random": pa.random, "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.special": pa.special,
+    "polyarr.tree": pa.tree, "Array": pa.Array, "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer,
+    "compile": pa.compile,
 }  # fmt: skip
 
 
@@ -35,14 +36,14 @@ def test_what_to_write_instead_of_other_libraries_names_runs(code: str, on_numpy
         "w": pa.full((2, 3), 0.5), "m": pa.eye(3) * 2, "a": pa.asarray([3.0, 1.0, 2.0]),
         "b": pa.asarray([1.0, 2.0, 5.0]), "i": pa.asarray([0, 1]), "n": 4, "q": 0.5, "f": lambda x: pa.sum(x**2),
         "model": model, "optimizer": optimizer, "grads": grads, "state": optimizer.init(model),
-        "path": tmp_path / "weights.safetensors",
+        "path": tmp_path / "weights.safetensors", "fan_in": 3, "fan_out": 2,
     }  # fmt: skip
     exec(code, given)
 
 
-@pytest.mark.parametrize("name", ["allclose", "average", "cbrt", "deg2rad", "exp2", "fliplr", "flipud", "frac", "fmod",
-    "heaviside", "hstack", "isclose", "kron", "median", "nanmean", "nanstd", "nansum", "nan_to_num", "ptp", "rot90",
-    "trapezoid", "vstack", "argwhere", "bincount", "union1d", "intersect1d", "setdiff1d", "tri"])  # fmt: skip
+@pytest.mark.parametrize("name", ["allclose", "average", "cbrt", "cov", "deg2rad", "exp2", "fliplr", "flipud", "frac",
+    "fmod", "heaviside", "hstack", "isclose", "kron", "median", "nanmean", "nanstd", "nansum", "nan_to_num", "ptp",
+    "rot90", "trapezoid", "vstack", "argwhere", "bincount", "union1d", "intersect1d", "setdiff1d", "tri"])  # fmt: skip
 def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
     x, y = np.float32([[0.5, -1.0, 2.0], [3.0, 0.0, -0.5]]), np.float32([[2, 3, 4], [5, 6, 7]])
     a, b, i = np.float32([3, 1, 2]), np.float32([1, 2, 5]), np.int64([0, 2, 2])
@@ -97,6 +98,28 @@ def test_names_without_an_equivalent_say_what_to_do() -> None:
         pa.random.split  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'relu'; write pa.relu$"):
         pa.nn.relu  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'Linear'; write pa.nn.Linear$"):
+        pa.Linear  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'clip_grad_norm_'; write pa.optim.clip_by_global_norm$"):
+        pa.clip_grad_norm_  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn.init has no 'kaiming_normal_'; write pa\.nn\.normal\("):
+        pa.nn.init.kaiming_normal_  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.linalg has no 'expm': polyarr has none; SciPy computes it"):
+        pa.linalg.expm  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["histogram", "cdist", "diag", "tril_indices"])
+def test_what_to_write_computes_what_it_says(name: str, on_numpy) -> None:
+    x, y = np.float32([[0.5, -1.0, 2.0], [3.0, 0.0, -0.5]]), np.float32([[2, 3, 4], [5, 6, 7]])
+    a, b, m = np.float32([3, 1, 2, 1.5]), np.float32([1, 2, 5]), np.float32([[1, 2], [3, 4]])
+    expected = {
+        "histogram": np.histogram(a, b)[0], "cdist": np.linalg.norm(x[:, None] - y, axis=-1), "diag": np.diag(m),
+        "tril_indices": np.tril_indices(4),
+    }[name]  # fmt: skip
+    given = {n: pa.asarray(v) for n, v in {"x": x, "y": y, "a": a, "b": b, "m": m}.items()}
+    found = eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 4, **given})
+    for part, due in zip(found, expected, strict=True):
+        np.testing.assert_allclose(part.numpy(), due, rtol=1e-6)
 
 
 def test_other_names_lead_to_the_nearest() -> None:

@@ -14,8 +14,11 @@ from typing import Any, NoReturn
 _FUNCTIONS = {
     # arrays and dtypes
     "pa.Array": "Tensor ndarray",
-    "pa.asarray": """array as_tensor asanyarray asarray_chkfinite ascontiguousarray asfortranarray from_numpy frombuffer
-        fromiter scalar_tensor tensor""",
+    "isinstance(x, pa.Array)": "is_tensor",
+    "pa.Spec": "ShapeDtypeStruct",
+    "f(pa.Spec((2, 3), pa.float32))": "eval_shape",
+    "pa.asarray": """Variable array as_tensor asanyarray asarray_chkfinite ascontiguousarray asfortranarray
+        convert_to_tensor from_numpy frombuffer fromiter scalar_tensor tensor""",
     "pa.asarray(x, copy=True)": "clone copy",
     "pa.bool": "bool_",
     "pa.int8": "byte",
@@ -28,6 +31,7 @@ _FUNCTIONS = {
     "pa.uint64": "uint uintp ulong ulonglong",
     "pa.float16": "half",
     "pa.float32": "float single",
+    "x.astype(pa.float32)": "cast",
     "pa.complex64": "cfloat",
     "pa.complex128": "cdouble",
     "x + 1j * y": "view_as_complex",
@@ -74,7 +78,10 @@ _FUNCTIONS = {
     "pa.broadcast_to": "broadcast_in_dim expand",
     "pa.broadcast_arrays": "broadcast_tensors",
     "pa.repeat": "repeat_interleave",
-    "pa.linalg.diagonal": "diag diagonal",
+    "pa.linalg.diagonal(m)  # and pa.eye(a.size) * a of a vector": "diag",
+    "pa.linalg.diagonal": "diagonal",
+    "pa.nonzero(pa.tril(pa.ones((n, n))))": "tril_indices",
+    "pa.nonzero(pa.triu(pa.ones((n, n))))": "triu_indices",
     "pa.ops.windows": "sliding_window_view unfold",
     # indexing, sets, sorting
     "pa.take": "index_select",
@@ -83,6 +90,7 @@ _FUNCTIONS = {
     "pa.scatter": "index_copy put",
     "pa.scatter_add": "index_add segment_sum",
     "pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape))": "bincount",
+    "pa.diff(pa.searchsorted(pa.sort(a), b))  # b: the edges": "histc histogram",
     "x[x > 0]": "compress extract masked_select",
     "pa.stack(pa.nonzero(x), axis=-1)": "argwhere",
     "pa.nonzero(pa.reshape(x, -1))[0]": "flatnonzero",
@@ -143,6 +151,8 @@ _FUNCTIONS = {
     # reductions
     "pa.max": "amax",
     "pa.min": "amin",
+    "(x - pa.mean(x, axis=1, keepdims=True)) @ (x - pa.mean(x, axis=1, keepdims=True)).T / (x.shape[1] - 1)": "cov",
+    "pa.linalg.vector_norm(x[:, None] - y, axis=-1)": "cdist",
     "pa.max(x) - pa.min(x)": "ptp",
     "pa.sum(x * w) / pa.sum(w)": "average",
     "pa.mean(pa.sort(a)[(a.size - 1) // 2 : a.size // 2 + 1])": "median",
@@ -182,7 +192,7 @@ _FUNCTIONS = {
     "pa.silu": "swish",
     "pa.softmax(-x)": "softmin",
     "pa.logaddexp(x, 0)": "softplus",
-    "-pa.logaddexp(-x, 0)": "log_sigmoid logsigmoid",
+    "-pa.logaddexp(-x, 0)": "log_expit log_sigmoid logsigmoid",
     "x / (1 + pa.abs(x))": "soft_sign softsign",
     "x * pa.tanh(pa.logaddexp(x, 0))": "mish",
     "pa.clip(x, min=0, max=6)": "relu6",
@@ -220,9 +230,11 @@ _FUNCTIONS = {
     "pa.random.uniform(x.shape)": "rand_like",
     # transforms, trees, devices
     "pa.checkpoint": "remat",
-    "pa.compile": "jit",
+    "pa.compile": "function jit",
     "pa.custom_vjp": "custom_function custom_gradient",
     "pa.evaluate": "pure_callback",
+    "pa.grad": "GradientTape gradient",
+    "pa.vmap": "apply_along_axis vectorize",
     "pa.jacrev": "jacobian",
     "pa.jvp(pa.grad(f), (x,), (y,))": "hvp",
     "pa.stop_gradient": "detach",
@@ -245,6 +257,7 @@ _ARRAY = {  # attributes and methods
     "x.reshape(-1, 2)": "reshape_as resize unflatten view view_as",
     "x.flatten()": "ravel",
     "x.T": "H t",
+    "x[:, 0:2]": "narrow",
     "x.mT": "adjoint mH",
     "x.ndim": "dim ndimension",
     "x.size * x.dtype.itemsize": "nbytes",
@@ -268,7 +281,7 @@ _ARRAY = {  # attributes and methods
     "pa.synchronize()": "block_until_ready",
     "pa.broadcast_to": "expand_as",
     "x[i] = 0": "at index_copy_ index_fill_ scatter_",
-    "x[...] = y": "copy_",
+    "x[...] = y": "assign copy_",
     "x[...] = 0": "fill fill_ zero_",
     "x[x > 1] = 0": "masked_fill_",
     "x += y": "add_",
@@ -286,7 +299,7 @@ _ARRAY = {  # attributes and methods
     "pa.asarray([1, 2], device=x.device)": "new_tensor",
 }
 _NN = {
-    "pa": "functional",
+    "pa": "F functional",
     "pa.nn.AdaptiveMeanPool": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d",
     "pa.nn.BatchNorm": "BatchNorm1d BatchNorm2d BatchNorm3d",
     "pa.nn.Conv2d": "Conv",
@@ -303,7 +316,8 @@ _NN = {
     "pa.nn.quantized": "quantize",
     "pa.nn.rotary": "RoPE",
     "pa.nn.SiLU": "Swish",
-    "pa.interpolate": "Upsample",
+    "pa.interpolate": "Upsample UpsamplingBilinear2d",
+    "pa.nn.normal(0.02)": "initializers",
     "pa.cross_entropy": "CrossEntropyLoss NLLLoss",
     "pa.mse": "MSELoss",
     "pa.mean(pa.abs(x - y))": "L1Loss",
@@ -313,25 +327,45 @@ _NN = {
     "pa.softmax": "Softmax",
     "pa.log_softmax": "LogSoftmax",
     "pa.tanh": "Tanh",
-    "pa.reshape": "Flatten",
-    "lambda x: x": "Identity",
+    "pa.reshape": "Flatten PixelShuffle Unflatten",
+    "lambda x: x": "Identity Lambda",
+    "lambda x: x * pa.sigmoid(y)": "GLU",
+    "pa.pad": "ConstantPad1d ConstantPad2d ZeroPad1d ZeroPad2d",
     "lambda x: pa.logaddexp(x, 0)": "Softplus",
     "lambda x: pa.where(x > 0, x, 0.01 * x)": "LeakyReLU",
     "lambda x: pa.where(x > 0, x, pa.expm1(pa.clip(x, max=0)))": "ELU",
 }
 _MODULE = {  # methods of Modules
-    "model(x)": "forward",
-    "model.load_parameters(model.state_dict())": "load_state_dict load_weights update",
+    "model(x)": "forward predict",
+    "for module in model.modules(): print(module)": "apply",
+    "model.named_parameters()": "buffers named_buffers variables weights",
+    "model.copy()": "clone",
+    "pa.tree.leaves(model)[0].device": "device",
+    "pa.tree.leaves(model)[0].dtype": "dtype",
+    "print(model)": "summary tabulate",
+    "pa.compile(model)": "compile",
+    "pa.checkpoint": "gradient_checkpointing_enable",
+    "model.load_parameters(model.state_dict())": "load load_state_dict load_weights update",
     "model.modules()": "children named_children named_modules",
-    "model.named_parameters(only_trainable=True)": "trainable_parameters",
+    "model.named_parameters(only_trainable=True)": "trainable_parameters trainable_variables",
     "model.freeze()": "requires_grad_",
     "model.to('numpy')": "cpu",
     "model.to('opencl')": "cuda",
     "model.astype(pa.float16)": "half",
     "model.astype(pa.bfloat16)": "bfloat16",
-    "model.astype(pa.float32)": "float",
+    "model.astype(pa.float32)": "float set_dtype type",
     "model.astype(pa.float64)": "double",
-    "pa.save(path, model.state_dict())": "save_weights",
+    "pa.save(path, model.state_dict())": "save save_weights",
+}
+_INIT = {  # initializers: init= of layers takes them
+    "pa.nn.constant(0.0)": "constant_ zeros zeros_",
+    "pa.nn.constant(1.0)": "ones ones_",
+    "pa.nn.normal(0.02)": "normal_ trunc_normal_ truncated_normal",
+    "pa.nn.normal((2 / fan_in) ** 0.5)": "he_normal kaiming_normal kaiming_normal_",
+    "pa.nn.normal((2 / (fan_in + fan_out)) ** 0.5)": "glorot_normal xavier_normal xavier_normal_",
+    "pa.nn.uniform((6 / fan_in) ** 0.5)": "he_uniform kaiming_uniform kaiming_uniform_",
+    "pa.nn.uniform((6 / (fan_in + fan_out)) ** 0.5)": "glorot_uniform xavier_uniform xavier_uniform_",
+    "pa.nn.uniform(0.1)": "uniform_",
 }
 _OPTIM = {
     "pa.optim.Adagrad": "adagrad",
@@ -344,10 +378,11 @@ _OPTIM = {
     "pa.optim.SGD": "momentum sgd",
     "pa.optim.accumulate": "MultiSteps",
     "pa.optim.clip_by_global_norm": "clip_grad_norm clip_grad_norm_",
+    "pa.tree.map(lambda g: pa.clip(g, min=-1, max=1), grads)": "clip_grad_value_",
     "pa.optim.constant": "ConstantLR constant_schedule",
-    "pa.optim.warmup_cosine": """CosineAnnealingLR OneCycleLR cosine_decay cosine_decay_schedule lr_scheduler
-        warmup_cosine_decay_schedule""",
-    "pa.optim.warmup_linear": "LinearLR linear_schedule",
+    "pa.optim.warmup_cosine": """CosineAnnealingLR OneCycleLR cosine_decay cosine_decay_schedule
+        cosine_onecycle_schedule lr_scheduler warmup_cosine_decay_schedule""",
+    "pa.optim.warmup_linear": "LinearLR linear_schedule warmup",
     "model, state = optimizer.update(grads, state, model)": "apply_updates",
 }
 _OPTIMIZER = {  # methods of optimizers
@@ -382,7 +417,7 @@ _FFT = {f"pa.fft.{name}n(x, axes=(-2, -1))": f"{name}2" for name in ("fft", "iff
 _SPECIAL = {"pa.special.gammaln": "lgamma loggamma", "pa.special.polygamma(1, x)": "trigamma"}
 _TREE = {
     "pa.tree.items": "flatten_with_path leaves_with_path map_with_path tree_flatten_with_path",
-    "pa.tree.leaves": "flatten tree_leaves",
+    "pa.tree.leaves": "flatten reduce structure tree_leaves",
     "pa.tree.map": "map_structure multimap",
 }
 _COMPILE = {  # parameters
@@ -393,7 +428,7 @@ _COMPILE = {  # parameters
 # Names without an equivalent, and what to do instead.
 _INSTEAD = {
     "gradients are recorded only within pa.grad, pa.vjp, pa.jvp": "no_grad enable_grad inference_mode set_grad_enabled",
-    "gradients are values that pa.grad returns, so nothing is reset": "zero_grad",
+    "gradients are values that pa.grad returns, so nothing is reset": "zero_grad grad",
     "map over examples by pa.vmap; several devices compute in processes, see pa.distributed": "pmap",
     "write a loop of Python, or pa.scan": "fori_loop",
     "use pa.where, or `if` on an argument that is constant": "cond",
@@ -405,25 +440,40 @@ _INSTEAD = {
     "write a cell of Linear layers, and pa.scan over time": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
     "a device is a backend: pa.set_backend('opencl'), and polyarr devices lists them": "cuda mps xpu",
     "take rows by x[indices], with indices of pa.random.permutation(len(x))": """DataLoader Dataset TensorDataset
-        RandomSampler""",
+        RandomSampler utils""",
+    "several devices compute in processes: average gradients by world.mean, see pa.distributed": """DataParallel
+        DistributedDataParallel""",
+    "use the Module where its arrays are named: compute in __call__ what a hook would": """register_forward_hook
+        register_forward_pre_hook register_full_backward_hook""",
+    "write the loop: pa.value_and_grad(loss_of)(model, x), then optimizer.update(grads, state, model)": """fit minimize
+        train_step""",
+    "floats are float32; give dtype=, or write model.astype(dtype)": """get_default_dtype set_default_dtype
+        set_default_tensor_type""",
+    "read and write text by NumPy, and convert by pa.asarray": "fromstring genfromtxt loadtxt savetxt",
+    "polyarr has none; SciPy computes it of x.numpy()": """betainc binom block_diag cho_factor comb dct dst exp1 expm
+        factorial gammainc gammaincc hilbert householder_product idct jv lambertw ldl logm lu lu_factor matrix_exp
+        multigammaln null_space orth polar schur sqrtm toeplitz""",
+    "draw them by numpy.random, and convert by pa.asarray": """binomial cauchy chisquare dirichlet geometric laplace
+        multivariate_normal poisson rademacher rayleigh triangular truncated_normal weibull""",
+    "set clip=, weight_decay= and lr= of the optimizer": "add_decayed_weights chain scale_by_adam",
     "average by pa.tree.map(lambda a, p: 0.999 * a + 0.001 * p, average, model)": """AveragedModel EMA ema
         ExponentialMovingAverage swa_utils""",
     "lr= may be a function of the step, or an argument of the function that makes the step": """ExponentialLR
-        LambdaLR MultiStepLR ReduceLROnPlateau StepLR exponential_decay inject_hyperparams join_schedules
-        piecewise_constant_schedule polynomial_schedule""",
+        CyclicLR LambdaLR MultiStepLR ReduceLROnPlateau StepLR exponential_decay inject_hyperparams join_schedules
+        piecewise_constant_schedule polynomial_schedule schedules set_lr step_decay""",
     "take pa.optim.AdamW, or SGD, RMSprop, Adagrad, Lion or Muon": """ASGD Adadelta Adafactor Adamax LAMB Lamb NAdam
-        RAdam Rprop adadelta adafactor adamax lamb nadam radam rprop""",
+        RAdam Rprop SparseAdam adadelta adafactor adamax lamb nadam radam rprop""",
     "give pa.value_and_grad of a function of one array to scipy.optimize.minimize(method='L-BFGS-B', jac=True)": (
         "LBFGS lbfgs"
     ),
     "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
     "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
-    "compute the loss with model.astype(pa.bfloat16)": "autocast",
+    "compute the loss with model.astype(pa.bfloat16)": "amp autocast",
     "use world.all_reduce or world.mean, where world = pa.distributed.init()": "psum pmean all_sum all_reduce",
     "print programs() of the compiled function": "make_jaxpr",
     "set POLYARR_COMPILE=0": "disable_jit",
     "take an optimizer for each part with its own lr; decays= chooses what decays, freeze() what is fixed": (
-        "param_groups multi_transform"
+        "add_param_group masked multi_transform param_groups"
     ),
 }
 _INSTEAD_IN_COMPILE = {
@@ -444,6 +494,14 @@ def _by_name(table: Mapping[str, str]) -> dict[str, str]:
     return {theirs: ours for ours, names in table.items() for theirs in names.split()}
 
 
+def _as_layers() -> dict[str, str]:
+    """Return layers of PyTorch without parameters, as functions of x that _FUNCTIONS has."""
+    functions = _by_name(_FUNCTIONS)
+    names = "CELU Hardsigmoid Hardswish Hardtanh LogSigmoid Mish ReLU6 SELU Softmin Softsign".split()
+    losses = {"BCELoss": "binary_cross_entropy", "KLDivLoss": "kl_div", "CosineSimilarity": "cosine_similarity"}
+    return {n: f"lambda x: {functions[n.lower()]}" for n in names} | {n: functions[f] for n, f in losses.items()}
+
+
 # place -> their name -> what to write
 HINTS = {
     "polyarr": {
@@ -453,7 +511,8 @@ HINTS = {
         **_by_name(_SPECIAL),
         **_by_name(_FUNCTIONS),
     },
-    "polyarr.nn": _by_name(_NN),
+    "polyarr.nn": {**_by_name(_NN), **_as_layers()},
+    "polyarr.nn.init": _by_name(_INIT),
     "polyarr.optim": _by_name(_OPTIM),
     "polyarr.random": _by_name(_RANDOM),
     "polyarr.linalg": _by_name(_LINALG),
@@ -472,8 +531,10 @@ def hint(place: str, name: str) -> str:
     """Return what to do instead of using a name of another library, as the end of an error message, or ""."""
     code = HINTS[place].get(name)
     if not code and place not in ("Module", "Optimizer", "compile"):
-        public = getattr(sys.modules.get("polyarr"), "__all__", ())
-        code = f"pa.{name}" if place != "polyarr" and name in public else HINTS["polyarr"].get(name)
+        homes = ("polyarr", *(() if place == "Array" else ("polyarr.nn", "polyarr.optim", "polyarr.linalg")))
+        own = (home for home in homes if home != place and name in getattr(sys.modules.get(home), "__all__", ()))
+        code = next((f"pa{home.removeprefix('polyarr')}.{name}" for home in own), None)
+        code = code or next((HINTS[home][name] for home in homes if name in HINTS[home]), None)
     text = (_COMPILE_SENTENCES if place == "compile" else _SENTENCES).get(name)
     return f"; write {code}" if code else f": {text}" if text else ""
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyarr import creation, random
 from polyarr.core.errors import ShapeError
+from polyarr.core.names import answering
 from polyarr.core.spec import Spec, described, float32, shown
 from polyarr.ops.validation import number
 
@@ -103,3 +104,7 @@ def initial_value(layer: str, init: Initializer, *shape: int) -> Any:
 
 def _made(shape: tuple[int, ...], draw: Callable[[], Any]) -> Any:
     return Spec(shape, float32) if _only_shapes.get() else draw()
+
+
+if not TYPE_CHECKING:  # to a type checker, every name would seem to be there
+    __getattr__ = answering(__name__, ["constant", "normal", "shapes_only", "uniform"])
