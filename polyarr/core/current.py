@@ -142,7 +142,8 @@ def set_backend(name: str | Backend) -> Backend:
 class use_backend:  # noqa: N801  reads as a verb, like the context managers of the standard library
     """Use a backend within a `with` block or a decorated function.
 
-    The choice is local to the thread or asyncio task. Blocks may be nested, and one object used several times.
+    The choice is local to the thread or asyncio task: a thread that is started inside has the default of `set_backend`,
+    unless it runs `contextvars.copy_context().run`. Blocks may be nested, and one object used several times.
 
     Args:
         name: Name of a backend, or a Backend.

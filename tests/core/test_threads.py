@@ -173,3 +173,12 @@ def test_a_process_that_ends_without_a_read_says_so():
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert found.returncode == 0 and f"IndexError: {MESSAGE}; nothing was read" in found.stderr
+
+
+def test_a_new_thread_has_the_default_backend_unless_it_runs_in_the_context(on_numpy: Backend) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        outside = pool.submit(pa.get_backend).result()
+    other = Backend("other", on_numpy.kernels, on_numpy.upload, on_numpy.download, on_numpy.synchronize)
+    with pa.use_backend(other), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(pa.get_backend).result() is outside is not other
+        assert elsewhere(pa.get_backend) is other
