@@ -45,7 +45,7 @@ def as_input(op: Any, name: str, a: Any) -> Any:
         return next(kind for kind in (bool, int, float) if isinstance(a, kind))(a)
     raise TypeError(
         f"{op.name}: {name} is a {type(a).__module__}.{type(a).__qualname__}; "
-        "it must be a polyarr array (see polyarr.asarray) or a Python number"
+        f"it must be a polyarr array, so write polyarr.asarray({name}), or a Python number"
     )
 
 
