@@ -4,9 +4,6 @@
 //          K(c)          the constant c in type REAL
 //          V             REAL, or a vector of the same parts of several transforms
 
-static inline PAIR times(PAIR a, PAIR b) { return (PAIR)(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
-static inline PAIR swapped_if(int is_swapped, PAIR a) { return is_swapped ? a.yx : a; }
-
 static inline void dft_1(V *re, V *im) {}
 
 static inline void dft_2(V *re, V *im) {

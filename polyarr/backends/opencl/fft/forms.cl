@@ -1,4 +1,4 @@
-// What the n complex numbers of a transform are in memory. Included by whole_rows.cl and whole_rows_gpu.cl.
+// What the n complex numbers of a transform are in memory. Included by the kernels of this folder.
 //
 //     COMPLEX        n complex numbers
 //     REAL_NUMBERS   n real numbers: the imaginary parts are 0, and those of a result are left out
@@ -7,7 +7,7 @@
 //
 // Types    X, Y      elements of what is read, in the form SOURCE, and of what is written, in the form RESULT
 // Params   SOURCE, RESULT    forms
-//          Others: see butterflies.cl
+//          REAL, PAIR        type of the parts: float or double; of a complex number: float2 or double2
 
 #define COMPLEX 0
 #define REAL_NUMBERS 1
@@ -24,10 +24,12 @@ typedef REAL Y;
 typedef PAIR Y;
 #endif
 
+static inline PAIR times(PAIR a, PAIR b) { return (PAIR)(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); }
+static inline PAIR swapped_if(int is_swapped, PAIR a) { return is_swapped ? a.yx : a; }
 static inline PAIR conjugate(PAIR a) { return (PAIR)(a.x, -a.y); }
 
 // Number j of n in the row x, whose form is SOURCE.
-static inline PAIR read_number(__global const X *restrict x, __global const PAIR *restrict halves, int j, int n,
+static inline PAIR read_number(__global const X *restrict x, __global const PAIR *restrict halves, long j, long n,
                                int inverse) {
 #if SOURCE == REAL_NUMBERS
     return (PAIR)(x[j], 0);

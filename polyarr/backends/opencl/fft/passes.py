@@ -7,6 +7,7 @@ import numpy as np
 
 from polyarr.backends.opencl.fft.launches import Launch, launch_of
 from polyarr.backends.opencl.fft.stages import PRIMES, factors, fits, neighbors, stages, vector
+from polyarr.backends.opencl.fft.whole_rows import COMPLEX, length_in
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
 from polyarr.backends.opencl.runtime.plans import Table
@@ -19,25 +20,27 @@ BOTH = ON_READ | ON_WRITE  # for inverse transforms
 MIN_BYTES = 32  # on GPUs, of neighbors that a group reads at once, where more do not fit
 
 
-class Weights(NamedTuple):
-    """Weights of the elements of a row that passes read or write; those that have none are 0, or left out.
+class End(NamedTuple):
+    """What the first pass reads, or the last one writes, of each row.
 
     Attributes:
-        table: Arguments for a Table.
-        length: Their number.
+        form: A form of whole_rows.py but HALF_OF_PAIRS; others than COMPLEX only along the last axis.
+        numbers: How many numbers of a row there are; the others are 0, or left out.
+        weights: Arguments for a Table of factors of these; () for none.
     """
 
-    table: tuple[Any, ...]
-    length: int
+    form: int
+    numbers: int
+    weights: tuple[Any, ...] = ()
 
 
 def passes(
-    device: Device, out: Spec, axis: int, swaps: int, before: Weights | None = None, after: Weights | None = None
+    device: Device, out: Spec, axis: int, swaps: int, before: End | None = None, after: End | None = None
 ) -> list[Launch]:
     """Plan the transform of a dense complex array along an axis, whose length is smooth.
 
     swaps: bits of ON_READ, of x; ON_WRITE, of the result; and AFTER_WEIGHTS. An inverse transform has the first two.
-    before, after: Weights of x and of the result, if this is the last axis.
+    The last launch has the Spec `out`, too, whatever the form of its result.
     """
     dtype, n = out.dtype, out.shape[axis]
     rows, inner = prod(out.shape[:axis]), prod(out.shape[axis + 1 :])
@@ -49,20 +52,21 @@ def passes(
         tiles = -(-lanes // each) if lanes >= each else 0
         count = rows * tiles or -(-rows * lanes // each)
         is_first, is_last = not found, unit * length == n
-        read, written = before if is_first else None, after if is_last else None
+        plain = End(COMPLEX, n)
+        read, written = before if before and is_first else plain, after if after and is_last else plain
         swaps_here = swaps & (is_first * ON_READ | is_last * (ON_WRITE | AFTER_WEIGHTS))
         macros = here.macros_for(read_by_lane=lanes >= min(each, 8), write_by_lane=stride >= min(each, 8))
-        weighed = {"BEFORE": int(read is not None), "AFTER": int(written is not None)}
-        program = device.build(f"passes{here.suffix}", FINE_BITS=FINE_BITS, **weighed, **macros)
+        macros |= {"SOURCE": read.form, "RESULT": written.form}
+        macros |= {"BEFORE": int(bool(read.weights)), "AFTER": int(bool(written.weights))}
+        program = device.build(f"passes{here.suffix}", FINE_BITS=FINE_BITS, **macros)
         tables = (
             device.plans[Table](*here.roots),
             None if is_last else device.plans[Table](_fine_and_coarse, n, dtype),
-            *(device.plans[Table](*weights.table) if weights else None for weights in (read, written)),
+            *(device.plans[Table](*end.weights) if end.weights else None for end in (read, written)),
         )
-        lengths = [weights.length if weights else lanes * length for weights in (read, written)]
-        numbers = *here.numbers, swaps_here, rows, lanes, tiles, stride, unit, int(not is_last), *lengths
-        result = Spec((*out.shape[:-1], written.length), dtype) if written else out
-        found.append(launch_of(device, program.kernels["transform_lanes"], count, here.items, tables, numbers, result))
+        lengths = (length_in(end.form, end.numbers) * inner for end in (read, written))
+        numbers = *here.numbers, swaps_here, rows, lanes, tiles, stride, unit, int(not is_last), read.numbers, *lengths
+        found.append(launch_of(device, program.kernels["transform_lanes"], count, here.items, tables, numbers, out))
         stride, unit = stride * length, unit * length
     return found
 

@@ -2,20 +2,21 @@
 //
 // Arrays   roots     see stages_gpu.cl
 // Launch   groups of WG work-items: `tiles` for each row, or for all lanes of all rows if tiles is 0
-// Params   see stages_gpu.cl and factors.cl
+// Params   see stages_gpu.cl, forms.cl and factors.cl
 
 #include "butterflies.cl"
 #include "stages_gpu.cl"
+#include "forms.cl"
 #include "factors.cl"
 
 static inline long quotient(long a, long b) { return (a | b) >> 31 ? a / b : (uint)a / (uint)b; }
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1)))
-void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y, __global const PAIR *restrict roots,
+void transform_lanes(__global const X *restrict x, __global Y *restrict y, __global const PAIR *restrict roots,
                      __global const PAIR *restrict fine, __global const PAIR *restrict before,
                      __global const PAIR *restrict after, const REAL scale, const int swaps, const long rows,
                      const long lanes_of_row, const long tiles, const long stride, const int unit, const int has_roots,
-                     const long x_length, const long y_length) {
+                     const long n, const long x_length, const long y_length) {
     __local REAL held[HELD];
     REAL re[REGISTERS], im[REGISTERS];
     int lane = LANE(READ_BY_LANE), item = ITEM(READ_BY_LANE);
@@ -29,7 +30,7 @@ void transform_lanes(__global const PAIR *restrict x, __global PAIR *restrict y,
     if (row >= rows || c >= lanes_of_row) row = c = 0;
     x += row * x_length;
     OWN(FIRST, item) ELEMENTS(FIRST, j) {
-        const PAIR v = read_element(x, before, c + NUMBER(FIRST, j) * lanes_of_row, x_length, swaps);
+        const PAIR v = read_element(x, before, c + NUMBER(FIRST, j) * lanes_of_row, n, swaps);
         re[q * FIRST + j] = v.x, im[q * FIRST + j] = v.y;
     }
     STAGES

@@ -2,7 +2,7 @@
 
 A real transform of even length is a complex one of half the length: neighbors are the parts of complex numbers. A
 length with a prime factor above 13 is a convolution with a chirp, by transforms of a length with small factors. Rows
-that fit into local memory take one launch; those of longer ones have other forms before and after their passes.
+that fit into local memory take one launch; those of longer ones have one more where a spectrum is of pairs.
 """
 
 from math import prod
@@ -12,7 +12,7 @@ import numpy as np
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.elementwise.elementwise import conversion, launch
 from polyarr.backends.opencl.fft.launches import Launch, launch_of, run
-from polyarr.backends.opencl.fft.passes import AFTER_WEIGHTS, BOTH, ON_READ, Weights, passes
+from polyarr.backends.opencl.fft.passes import AFTER_WEIGHTS, BOTH, ON_READ, End, passes
 from polyarr.backends.opencl.fft.stages import is_smooth
 from polyarr.backends.opencl.fft.whole_rows import (
     COMPLEX,
@@ -26,7 +26,7 @@ from polyarr.backends.opencl.fft.whole_rows import (
     spectrum_of,
 )
 from polyarr.backends.opencl.runtime.device import Device, allocation_of
-from polyarr.backends.opencl.runtime.layout import Buffer, moved, part_of, permuted, spec_of, window, with_axis
+from polyarr.backends.opencl.runtime.layout import Buffer, moved, permuted, spec_of, with_axis
 from polyarr.backends.opencl.runtime.plans import Table
 from polyarr.backends.opencl.runtime.program import Program
 from polyarr.core.spec import Spec, complex_of, real_of
@@ -63,10 +63,8 @@ def dft_of_real(device: Device, out: Spec, x: Buffer, *, axis: int, inverse: boo
     if x.dtype != real:
         x = launch(device, Spec(x.shape, real), x, expression=conversion(x.dtype, real))
     x, rows = dense(device, x), out if axis == last else Spec(with_axis(x.shape, last, n // 2 + 1), out.dtype)
-    if n % 2:
-        found = _transformed(device, rows, x, n, inverse, scale, REAL, HALF)
-    else:
-        found = _transformed(device, rows, x, n // 2, inverse, scale, COMPLEX, HALF_OF_PAIRS)
+    numbers, source, result = (n, REAL, HALF) if n % 2 else (n // 2, COMPLEX, HALF_OF_PAIRS)
+    found = run(device, device.plans[_between](rows, numbers, inverse, source, result), x, scale)
     return found if axis == last else moved(found, last, axis)
 
 
@@ -77,24 +75,9 @@ def dft_to_real(device: Device, out: Spec, x: Buffer, *, n: int, axis: int, inve
     last = x.ndim - 1
     x = dense(device, x if axis == last else moved(x, axis, last))
     rows = out if axis == last else Spec(with_axis(x.shape, last, n), out.dtype)
-    if n % 2:
-        found = _transformed(device, rows, x, n, inverse, scale, HALF, REAL)
-    else:
-        found = _transformed(device, rows, x, n // 2, inverse, scale, HALF_OF_PAIRS, COMPLEX)
+    numbers, source, result = (n, HALF, REAL) if n % 2 else (n // 2, HALF_OF_PAIRS, COMPLEX)
+    found = run(device, device.plans[_between](rows, numbers, inverse, source, result), x, scale)
     return found if axis == last else moved(found, last, axis)
-
-
-def _transformed(
-    device: Device, out: Spec, x: Buffer, n: int, inverse: bool, scale: float, source: int, result: int
-) -> Buffer:
-    """Return the transform of n complex numbers of each row, dense in the form `source`, in the form `result`."""
-    plan, is_complex = device.plans[_between](out, n, inverse, source, result)
-    if is_complex and source == REAL:
-        x = launch(device, Spec(x.shape, complex_of(x.dtype)), x, expression=conversion(x.dtype, complex_of(x.dtype)))
-    found = run(device, plan, x, scale)
-    if is_complex and result == REAL:
-        return part_of(found, 0)
-    return window(found, out.shape, (0,) * found.ndim, (1,) * found.ndim) if is_complex and result == HALF else found
 
 
 def _along(device: Device, out: Spec, axes: tuple[int, ...], inverse: bool) -> tuple[Launch, ...]:
@@ -102,7 +85,7 @@ def _along(device: Device, out: Spec, axes: tuple[int, ...], inverse: bool) -> t
     found: list[Launch] = []
     for axis in axes:
         if axis == len(out.shape) - 1:
-            found += _between(device, out, out.shape[axis], inverse, COMPLEX, COMPLEX)[0]
+            found += _between(device, out, out.shape[axis], inverse, COMPLEX, COMPLEX)
         elif is_smooth(out.shape[axis]):
             found += passes(device, out, axis, BOTH if inverse else 0)
         else:
@@ -110,52 +93,46 @@ def _along(device: Device, out: Spec, axes: tuple[int, ...], inverse: bool) -> t
     return tuple(found)
 
 
-def _between(
-    device: Device, out: Spec, n: int, inverse: bool, source: int, result: int
-) -> tuple[tuple[Launch, ...], bool]:
-    """Plan the transforms of rows, and return whether REAL or HALF stand for complex numbers, all of them."""
+def _between(device: Device, out: Spec, n: int, inverse: bool, source: int, result: int) -> tuple[Launch, ...]:
+    """Plan the transforms of n complex numbers of each row, dense in the form `source`, to the form `result`."""
     if (rows := rows_at_once(device, out, n, inverse, source, result)) is not None:
-        return (rows,), False
-    dtype = complex_of(out.dtype)
-    numbers, found = Spec((*out.shape[:-1], n), dtype), []
-    swapped, halves = source == HALF_OF_PAIRS or (inverse and result != HALF_OF_PAIRS), (halves_of, 2 * n, dtype)
-    if source == HALF:
-        found.append(_launch(device, "mirror", numbers, (), n // 2 + 1))
-    elif source == HALF_OF_PAIRS:
-        found.append(_launch(device, "tangle", numbers, halves, int(not inverse), n + 1))
+        return (rows,)
+    numbers, found = Spec((*out.shape[:-1], n), complex_of(out.dtype)), list[Launch]()
+    swapped = source == HALF_OF_PAIRS or (inverse and result != HALF_OF_PAIRS)
+    if source == HALF_OF_PAIRS:
+        found.append(_of_pairs(device, "tangle", numbers, n, inverse))
+    before, after = (End(COMPLEX if form == HALF_OF_PAIRS else form, n) for form in (source, result))
     if is_smooth(n):
-        found += passes(device, numbers, len(out.shape) - 1, BOTH if swapped else 0)
+        found += passes(device, numbers, len(out.shape) - 1, BOTH if swapped else 0, before, after)
     else:
-        found += _convolution(device, numbers, swapped)
+        found += _convolution(device, numbers, swapped, before, after)
     if result == HALF_OF_PAIRS:
-        found.append(_launch(device, "untangle", out, halves, int(inverse), n))
-    elif result == COMPLEX:
-        found[-1] = found[-1]._replace(out=out, room=device.plans[allocation_of](out))
-    return tuple(found), True
+        found.append(_of_pairs(device, "untangle", out, n, inverse))
+    found[-1] = found[-1]._replace(out=out, room=device.plans[allocation_of](out))
+    return tuple(found)
 
 
-def _convolution(device: Device, out: Spec, swapped: bool) -> list[Launch]:
+def _convolution(device: Device, out: Spec, swapped: bool, before: End, after: End) -> list[Launch]:
     """Plan the transforms of rows by a convolution with a chirp."""
     n, dtype, axis = out.shape[-1], out.dtype, len(out.shape) - 1
     size = length_of(2 * n - 1)
-    padded, chirp = Spec((*out.shape[:-1], size), dtype), Weights((chirp_of, n, dtype), n)
-    spectrum = Weights((spectrum_of, n, size, dtype), size)
+    padded, chirp = Spec((*out.shape[:-1], size), dtype), (chirp_of, n, dtype)
+    spectrum, first = End(COMPLEX, size, (spectrum_of, n, size, dtype)), ON_READ if swapped else 0
     return [
-        *passes(device, padded, axis, ON_READ if swapped else 0, chirp, spectrum),
-        *passes(device, padded, axis, BOTH | (AFTER_WEIGHTS if swapped else 0), None, chirp),
+        *passes(device, padded, axis, first, before._replace(weights=chirp), spectrum),
+        *passes(device, padded, axis, BOTH | (AFTER_WEIGHTS if swapped else 0), None, after._replace(weights=chirp)),
     ]
 
 
-def _launch(device: Device, kernel: str, out: Spec, table: tuple, *numbers: int) -> Launch:
-    """Return a launch of a kernel of spectra.cl for the rows of the result."""
-    kind, (*lead, length) = device.geometry.kind, out.shape
-    chunks = -(-length // CHUNK[kind])
-    program = device.plans[_program](complex_of(out.dtype))
-    tables = (device.plans[Table](*table),) if table else ()
-    count = prod(lead) * chunks
-    return launch_of(device, program.kernels[kernel], count, GROUP[kind], tables, (*numbers, length, chunks), out)
+def _of_pairs(device: Device, kernel: str, out: Spec, n: int, inverse: bool) -> Launch:
+    """Return a launch of spectra.cl for rows of n numbers."""
+    kind, (*lead, length), dtype = device.geometry.kind, out.shape, complex_of(out.dtype)
+    chunks, tables = -(-length // CHUNK[kind]), (device.plans[Table](halves_of, 2 * n, dtype),)
+    found, count = device.plans[_program](dtype).kernels[kernel], prod(lead) * chunks
+    return launch_of(device, found, count, GROUP[kind], tables, (int(inverse), n, chunks), out)
 
 
 def _program(device: Device, dtype: np.dtype) -> Program:
     kind, real = device.geometry.kind, "float" if dtype.itemsize == 8 else "double"
-    return device.build("spectra", REAL=real, PAIR=f"{real}2", WG=GROUP[kind], CHUNK=CHUNK[kind])
+    forms = {"SOURCE": HALF_OF_PAIRS, "RESULT": HALF_OF_PAIRS}
+    return device.build("spectra", REAL=real, PAIR=f"{real}2", **forms, WG=GROUP[kind], CHUNK=CHUNK[kind])

@@ -33,10 +33,14 @@ def rows_at_once(device: Device, out: Spec, n: int, inverse: bool, source: int, 
         device.plans[Table](chirp_of, n, dtype) if is_convolved else None,
         device.plans[Table](spectrum_of, n, length, dtype) if is_convolved else None,
     )
-    lengths = {COMPLEX: n, REAL: n, HALF: n // 2 + 1, HALF_OF_PAIRS: n + 1}
-    numbers = *here.numbers, int(inverse), n, lengths[source], lengths[result], rows
+    numbers = *here.numbers, int(inverse), n, length_in(source, n), length_in(result, n), rows
     count = -(-rows // here.lanes)
     return launch_of(device, program.kernels["transform_rows"], count, here.items, tables, numbers, out)
+
+
+def length_in(form: int, n: int) -> int:
+    """Return the elements of a row of n numbers in a form."""
+    return {HALF: n // 2 + 1, HALF_OF_PAIRS: n + 1}.get(form, n)
 
 
 def length_of(least: int) -> int:
