@@ -4,6 +4,7 @@ Channels come last: x (images, *lengths, channels), weight (outputs, *kernel, ch
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -67,9 +68,9 @@ def conv_backward(
     rows, dbias = through_activation(device, rows_of(device, g), before, bias if wanted[2] else None, activation)
     gz, dx, dweight = view(rows, g.shape, strides_of_rows(g.shape, rows.strides[0]), rows.offset), None, None
     if wanted[1]:
-        dweight = gradient_of_weight(device, spec_of(weight), gz, x, params, epilogue, known)
+        dweight = gradient_of(device, "weight_gradient", spec_of(weight), gz, x, params, epilogue, known)
     if wanted[0]:
-        dx = gradient_of_x(device, spec_of(x), gz, weight, params, epilogue, known)
+        dx = gradient_of(device, "input_gradient", spec_of(x), gz, weight, params, epilogue, known)
     return dx, dweight, dbias
 
 
@@ -90,22 +91,16 @@ def conv_product(
     return convolved(device, out, x, weight, None, ConvParams(stride, padding, dilation, groups), epilogue, {})[0]
 
 
-def conv_input_gradient(
-    device: Device, out: Spec, g: Buffer, weight: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
+def _gradient(
+    part: str, device: Device, out: Spec, g: Buffer, other: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
     dilation: Shape, groups: int, precision: str = "highest",
 ) -> Buffer:  # fmt: skip
-    """Return the gradient of x."""
+    """Return a gradient, as gradient_of."""
     params, epilogue = ConvParams(stride, padding, dilation, groups), PLAIN._replace(precision=precision)
-    return gradient_of_x(device, out, g, weight, params, epilogue, {})
+    return gradient_of(device, part, out, g, other, params, epilogue, {})
 
 
-def conv_weight_gradient(
-    device: Device, out: Spec, g: Buffer, x: Buffer, *, shape: Shape, stride: Shape, padding: Padding,
-    dilation: Shape, groups: int, precision: str = "highest",
-) -> Buffer:  # fmt: skip
-    """Return the gradient of the weight."""
-    params, epilogue = ConvParams(stride, padding, dilation, groups), PLAIN._replace(precision=precision)
-    return gradient_of_weight(device, out, g, x, params, epilogue, {})
+conv_input_gradient, conv_weight_gradient = partial(_gradient, "input_gradient"), partial(_gradient, "weight_gradient")
 
 
 def convolved(
@@ -122,22 +117,14 @@ def convolved(
     return _first(device, "forward", variants or variants_of(device), *call)
 
 
-def gradient_of_x(
-    device: Device, out: Spec, g: Buffer, weight: Buffer, params: ConvParams, epilogue: Epilogue, known: dict[str, Any]
-) -> Buffer:
-    """Return the gradient of x."""
+def gradient_of(
+    device: Device, part: str, out: Spec, g: Buffer, other: Buffer, params: ConvParams, epilogue: Epilogue,
+    known: dict[str, Any],
+) -> Buffer:  # fmt: skip
+    """Return the "input_gradient", from the weight, or the "weight_gradient", from x."""
     if not out.size or not g.size:
         return zeros(device, out)
-    return _first(device, "input_gradient", variants_of(device), out, g, weight, params, epilogue, known)
-
-
-def gradient_of_weight(
-    device: Device, out: Spec, g: Buffer, x: Buffer, params: ConvParams, epilogue: Epilogue, known: dict[str, Any]
-) -> Buffer:
-    """Return the gradient of the weight."""
-    if not out.size or not g.size:
-        return zeros(device, out)
-    return _first(device, "weight_gradient", variants_of(device), out, g, x, params, epilogue, known)
+    return _first(device, part, variants_of(device), out, g, other, params, epilogue, known)
 
 
 def _first(device: Device, part: str, variants: tuple[ConvVariant, ...], *call: Any) -> Any:

@@ -3,8 +3,9 @@
 from math import gcd
 from typing import Any, NamedTuple
 
-from polyarr.backends.opencl.convolution.spatial import Padding
 from polyarr.backends.opencl.runtime.layout import Shape
+
+Padding = tuple[tuple[int, int], ...]
 
 
 class ConvParams(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from polyarr.backends.opencl.convolution.conv_params import ConvParams
-from polyarr.backends.opencl.convolution.spatial import AXES, Padding, channels, geometry, plan
+from polyarr.backends.opencl.convolution.spatial import AXES, channels, geometry, plan
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.runtime.device import Device
@@ -31,14 +31,11 @@ def forward(
     known: Any,
 ) -> tuple[Buffer, None] | None:  # fmt: skip
     """Return the convolution of each channel with its filter."""
-    return (_product(device, out, x, weight, conv), None) if conv.is_depthwise(weight.shape) else None
-
-
-def _product(device: Device, out: Spec, x: Buffer, weight: Buffer, conv: ConvParams) -> Buffer:
-    params = _with_kernel(weight, conv.of_axes)
-    if _takes_runs(device, x.shape, out.shape, params["kernel"]):
-        return _in_runs(device, out, x, weight, False, params)
-    return _each_position(device, "depthwise", out, x, weight, x.shape, out.shape, params)
+    if not conv.is_depthwise(weight.shape):
+        return None
+    if _takes_runs(device, x.shape, out.shape, weight.shape[1:-1]):
+        return _in_runs(device, out, x, weight, False, conv), None
+    return _each_position(device, "depthwise", out, x, weight, x.shape, out.shape, conv), None
 
 
 def input_gradient(
@@ -47,12 +44,11 @@ def input_gradient(
     """Return the gradient of x; with stride 1, it is the convolution of g with the flipped filters."""
     if not conv.is_depthwise(weight.shape):
         return None
-    params = _with_kernel(weight, conv.of_axes)
-    if _takes_runs(device, g.shape, out.shape, params["kernel"]) and set(params["stride"]) == {1}:
-        reach = zip(params["kernel"], params["dilation"], params["padding"], strict=True)
-        params["padding"] = tuple(((k - 1) * step - before, 0) for k, step, (before, _) in reach)
-        return _in_runs(device, out, g, weight, True, params)
-    return _each_position(device, "depthwise_input_gradient", out, g, weight, out.shape, g.shape, params)
+    if _takes_runs(device, g.shape, out.shape, kernel := weight.shape[1:-1]) and set(conv.stride) == {1}:
+        reach = zip(kernel, conv.dilation, conv.padding, strict=True)
+        around = tuple(((k - 1) * step - before, 0) for k, step, (before, _) in reach)
+        return _in_runs(device, out, g, weight, True, conv._replace(padding=around))
+    return _each_position(device, "depthwise_input_gradient", out, g, weight, out.shape, g.shape, conv)
 
 
 def weight_gradient(
@@ -66,85 +62,78 @@ def weight_gradient(
     in_runs = _takes_runs(device, x.shape, g.shape, kernel)
     shape = (n, prod(kernel)) if in_runs else (prod(kernel), n)
     plan_of = device.plans[_run_sum_plan if in_runs else _sum_plan]
-    launch, parts, packed = plan_of(x.dtype, x.shape, g.shape, kernel, **conv.of_axes)
+    launch, parts, packed = plan_of(x.dtype, x.shape, g.shape, kernel, conv)
     partials = device.empty(Spec((parts, *shape), dtype))
     launch.kernel(launch.work, launch.group, g.memory, x.memory, partials.memory, *launch.numbers, packed)
     sums = SUM(device, Spec(shape, out.dtype), partials, axis=(0,))
     return reshaped(sums if in_runs else dense(device, swapped(sums)), out.shape)
 
 
-def _with_kernel(weight: Buffer, spatial: dict[str, Any]) -> dict[str, Any]:
-    return {"kernel": tuple(weight.shape[1:-1]), **spatial}
-
-
 def _each_position(
-    device: Device, name: str, out: Spec, windowed: Buffer, weight: Buffer, x: Shape, positions: Shape, params: dict
+    device: Device, name: str, out: Spec, windowed: Buffer, weight: Buffer, x: Shape, positions: Shape, conv: ConvParams
 ) -> Buffer:
-    n, *kernel, _ = weight.shape
+    n, kernel = weight.shape[0], weight.shape[1:-1]
     filters = dense(device, swapped(reshaped(dense(device, weight), (n, prod(kernel)))))
     windowed, result = dense(device, windowed), device.empty(out)
-    launch, geometry = device.plans[_plan](name, out.shape, windowed.dtype, x, positions, **params)
+    launch, geometry = device.plans[_plan](name, out.shape, windowed.dtype, x, positions, kernel, conv)
     arrays = windowed.memory, filters.memory, result.memory
     launch.kernel(launch.work, launch.group, *arrays, *launch.numbers, geometry)
     return result
 
 
 def _plan(
-    device: Device, name: str, shape: Shape, dtype: np.dtype, x: Shape, out: Shape, *, kernel: Shape, stride: Shape,
-    padding: Padding, dilation: Shape,
-) -> Any:  # fmt: skip
+    device: Device, name: str, shape: Shape, dtype: np.dtype, x: Shape, out: Shape, kernel: Shape, conv: ConvParams
+) -> Any:
     wide, macros = channels(device, dtype, x[-1])
-    packed = geometry(x, out, kernel, stride, padding, dilation, wide)
+    packed = geometry(x, out, kernel, conv, wide)
     return plan(device, device.build("depthwise", **macros).kernels[name], shape, wide, prod(kernel)), packed
 
 
 def _sum_plan(
-    device: Device, dtype: np.dtype, x: Shape, out: Shape, kernel: Shape, *, stride: Shape, padding: Padding,
-    dilation: Shape,
-) -> tuple[LaunchPlan, int, bytes]:  # fmt: skip
+    device: Device, dtype: np.dtype, x: Shape, out: Shape, kernel: Shape, conv: ConvParams
+) -> tuple[LaunchPlan, int, bytes]:
     wide, macros = channels(device, dtype, x[-1])
     each, rows = x[-1] // wide * prod(kernel), prod(out[:-2])
     wanted = ITEMS * device.features.compute_units // each
     parts = max(1, min(wanted, rows // MIN_ROWS))
-    packed = geometry(x, out, kernel, stride, padding, dilation, wide)
+    packed = geometry(x, out, kernel, conv, wide)
     program = device.build("depthwise", **macros)
     return LaunchPlan(program.depthwise_weight_gradient, (each * parts,), None, (parts,)), parts, packed
 
 
-def _in_runs(device: Device, out: Spec, windowed: Buffer, weight: Buffer, turned: bool, params: dict) -> Buffer:
+def _in_runs(device: Device, out: Spec, windowed: Buffer, weight: Buffer, turned: bool, conv: ConvParams) -> Buffer:
     windowed, weight, result = dense(device, windowed), dense(device, weight), device.empty(out)
-    launch, geometry = device.plans[_run_plan](windowed.dtype, windowed.shape, out.shape, turned, **params)
+    plan_of = device.plans[_run_plan]
+    launch, geometry = plan_of(windowed.dtype, windowed.shape, out.shape, turned, weight.shape[1:-1], conv)
     launch.kernel(launch.work, launch.group, windowed.memory, weight.memory, result.memory, geometry)
     return result
 
 
 def _run_plan(
-    device: Device, dtype: np.dtype, x: Shape, out: Shape, turned: bool, *, kernel: Shape, stride: Shape,
-    padding: Padding, dilation: Shape,
-) -> tuple[LaunchPlan, bytes]:  # fmt: skip
+    device: Device, dtype: np.dtype, x: Shape, out: Shape, turned: bool, kernel: Shape, conv: ConvParams
+) -> tuple[LaunchPlan, bytes]:
     wide, macros = channels(device, dtype, x[-1])
-    runs = _run_macros(x[-1] // wide, wide, kernel, stride, dilation, MAX_HELD_FILTERS)
+    runs = _run_macros(x[-1] // wide, wide, kernel, conv, MAX_HELD_FILTERS)
     group, items = cast("GpuGeometry", device.geometry).items_group, x[-1] // wide * -(-out[-2] // runs["POSITIONS"])
     work = -(-items // group) * group, prod(out[1:-2]), out[0]
     program = device.build("depthwise_gpu", **macros, **runs | {"TURNED": int(turned)})
-    packed = geometry(x, out, kernel, stride, padding, dilation, wide)
+    packed = geometry(x, out, kernel, conv, wide)
     return LaunchPlan(program.depthwise_positions, work, (group, 1, 1), ()), packed
 
 
 def _run_sum_plan(
-    device: Device, dtype: np.dtype, x: Shape, out: Shape, kernel: Shape, *, stride: Shape, padding: Padding,
-    dilation: Shape,
-) -> tuple[LaunchPlan, int, bytes]:  # fmt: skip
+    device: Device, dtype: np.dtype, x: Shape, out: Shape, kernel: Shape, conv: ConvParams
+) -> tuple[LaunchPlan, int, bytes]:
     wide, macros = channels(device, dtype, x[-1])
     blocks, rows = x[-1] // wide, prod(out[:-2])
-    runs = _run_macros(blocks, wide, kernel, stride, dilation, MAX_HELD_SUMS)
+    runs = _run_macros(blocks, wide, kernel, conv, MAX_HELD_SUMS)
     lanes, slices, others = runs["LANES"], runs["SLICES"], 1 if runs["HOLDS"] else prod(kernel[:-1])
     sides = -(-blocks // lanes)
     wanted = max(1, GROUPS * device.features.compute_units // (sides * others))
     each = max(-(-rows // wanted), slices)
     parts = -(-rows // each)
     work = sides * lanes, parts * slices, others
-    packed = geometry(x, out, kernel, stride, padding, dilation, wide)
+    packed = geometry(x, out, kernel, conv, wide)
     program = device.build("depthwise_gpu", **macros, **runs)
     return LaunchPlan(program.depthwise_sums, work, (lanes, slices, 1), (each,)), parts, packed
 
@@ -156,11 +145,9 @@ def _takes_runs(device: Device, windowed: Shape, positions: Shape, kernel: Shape
     return windowed[-2] > 0 and kernel[-1] <= MAX_TAPS and max(counts) <= most
 
 
-def _run_macros(
-    blocks: int, wide: int, kernel: Shape, stride: Shape, dilation: Shape, most_held: int
-) -> dict[str, int]:
+def _run_macros(blocks: int, wide: int, kernel: Shape, conv: ConvParams, most_held: int) -> dict[str, int]:
     """Return the macros of depthwise_gpu.cl."""
-    lanes, slides = min(LANES, 1 << (blocks - 1).bit_length()), int(stride[-1] == dilation[-1] == 1)
+    lanes, slides = min(LANES, 1 << (blocks - 1).bit_length()), int(conv.stride[-1] == conv.dilation[-1] == 1)
     taps = dict(zip(("TAPS_0", "TAPS_1", "TAPS"), (1,) * (AXES - len(kernel)) + kernel, strict=True))
     holds = int(prod(kernel) * wide <= most_held)
     runs = {"POSITIONS": min(MAX_POSITIONS, MAX_HELD // wide), "HOLDS": holds, "SLIDES": slides, "TURNED": 0}

@@ -131,7 +131,7 @@ def _plan(
     runs = -(-blocks // together) * prod(to[:-2]) * phases * -(-along // positions)
     least = max(1, MIN_PART // (prod(weight[1:-1]) * sources * wide * together * positions))
     work, group, each = device.geometry.items(runs, least)
-    packed = geometry(x, y, weight[1:-1], **conv.of_axes, wide=1)
+    packed = geometry(x, y, weight[1:-1], conv, 1)
     return LaunchPlan(device.build("grouped", **macros).grouped, work, group, (each, together)), wide, packed
 
 
@@ -149,7 +149,7 @@ def _sum_plan(
     sets, runs = -(-blocks // together), prod(y[:-2]) * -(-y[-2] // SUM_POSITIONS)
     least = max(1, MIN_PART // (prod(weight[1:]) * wide * together * min(y[-2], SUM_POSITIONS)))
     parts = max(1, device.geometry.items(runs, least).work[0] // sets)
-    packed = geometry(x, y, weight[1:-1], **conv.of_axes, wide=1)
+    packed = geometry(x, y, weight[1:-1], conv, 1)
     kernel = device.build("grouped", **macros).grouped_weight_gradient
     return LaunchPlan(kernel, (parts * sets,), (1,), (parts, together)), parts, wide, packed
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.convolution.conv_params import ConvParams
 from polyarr.backends.opencl.convolution.spatial import Padding, channels, geometry, plan
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.runtime.device import Device
@@ -20,7 +21,7 @@ def max_pool(
 ) -> tuple[Buffer, Buffer]:  # fmt: skip
     """Return the largest element of every receptive field, and its index."""
     x, y, which = dense(device, x), device.empty(out), device.empty(Spec(out.shape, _index(kernel)[1]))
-    args = x.shape, out.shape, x.dtype, kernel, stride, padding, dilation, None
+    args = x.shape, out.shape, x.dtype, kernel, ConvParams(stride, padding, dilation, 1), None
     _run(device, "max_pool", out.shape, args, x, y, which)
     return y, which
 
@@ -31,7 +32,7 @@ def max_pool_backward(
 ) -> tuple[Buffer]:  # fmt: skip
     """Return the gradient of max_pool."""
     g, dx = dense(device, g), device.empty(spec_of(x))
-    args = x.shape, g.shape, x.dtype, kernel, stride, padding, dilation, None
+    args = x.shape, g.shape, x.dtype, kernel, ConvParams(stride, padding, dilation, 1), None
     _run(device, "max_pool_backward", x.shape, args, g, which, dx)
     return (dx,)
 
@@ -42,7 +43,7 @@ def mean_pool(
 ) -> tuple[Buffer, None]:  # fmt: skip
     """Return the mean of every receptive field."""
     x, y = dense(device, x), device.empty(out)
-    args = x.shape, out.shape, x.dtype, kernel, stride, padding, (1,) * len(kernel), count_include_pad
+    args = x.shape, out.shape, x.dtype, kernel, ConvParams(stride, padding, (1,) * len(kernel), 1), count_include_pad
     _run(device, "mean_pool", out.shape, args, x, y, divisor=divisor)
     return y, None
 
@@ -53,7 +54,7 @@ def mean_pool_backward(
 ) -> tuple[Buffer]:  # fmt: skip
     """Return the gradient of mean_pool."""
     g, dx = dense(device, g), device.empty(spec_of(x))
-    args = x.shape, g.shape, x.dtype, kernel, stride, padding, (1,) * len(kernel), count_include_pad
+    args = x.shape, g.shape, x.dtype, kernel, ConvParams(stride, padding, (1,) * len(kernel), 1), count_include_pad
     _run(device, "mean_pool_backward", x.shape, args, g, dx, divisor=divisor)
     return (dx,)
 
@@ -73,11 +74,10 @@ def _run(device: Device, name: str, shape: Shape, args: tuple[Any, ...], *arrays
 
 
 def _plan(
-    device: Device, name: str, shape: Shape, x: Shape, out: Shape, dtype: np.dtype, kernel: Shape, stride: Shape,
-    padding: Padding, dilation: Shape, counts_padding: bool | None,
+    device: Device, name: str, shape: Shape, x: Shape, out: Shape, dtype: np.dtype, kernel: Shape, conv: ConvParams,
+    counts_padding: bool | None,
 ) -> Any:  # fmt: skip
     wide, macros = channels(device, dtype, x[-1])
     program = device.build("pool", **macros, INDEX=_index(kernel)[0])
-    counted = padding if counts_padding else ((0, 0),) * len(kernel)
-    packed = geometry(x, out, kernel, stride, padding, dilation, wide, counted)
+    packed = geometry(x, out, kernel, conv, wide, conv.padding if counts_padding else ((0, 0),) * len(kernel))
     return plan(device, program.kernels[name], shape, wide, prod(kernel)), packed

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.convolution.conv_params import ConvParams, Padding
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Shape
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
@@ -13,14 +14,13 @@ from polyarr.backends.opencl.runtime.program import types, vector_types
 AXES = 3
 MIN_ELEMENTS = 1024  # elements that are worth a work-item
 MAX_CHANNELS = 32  # channels per work-item where compilers vectorize the loop over them
-Padding = tuple[tuple[int, int], ...]
 
 
 def geometry(
-    x: Shape, out: Shape, kernel: Shape, stride: Shape, padding: Padding, dilation: Shape, wide: int,
-    counted: Padding | None = None,
-) -> bytes:  # fmt: skip
+    x: Shape, out: Shape, kernel: Shape, conv: ConvParams, wide: int, counted: Padding | None = None
+) -> bytes:
     """Return the struct Geometry of spatial.cl for x (images, *lengths, channels) and the positions of out."""
+    stride, padding, dilation, _ = conv
     before, counts = tuple(pads[0] for pads in padding), counted or padding
     every = tuple(step // gcd(step, apart) for step, apart in zip(stride, dilation, strict=True))
     axes = [_three(x[1:-1], 1), _three(out[1:-1], 1), _three(kernel, 1), _three(stride, 1), _three(before, 0)]

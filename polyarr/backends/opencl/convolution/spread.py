@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from polyarr.backends.opencl.convolution.conv_params import ConvParams
 from polyarr.backends.opencl.convolution.spatial import channels, geometry, plan
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.runtime.device import Device
@@ -33,5 +34,5 @@ def _plan(
 ) -> Any:
     wide, macros = channels(device, dtype, x[-1])
     ones = (1,) * len(starts)
-    packed = geometry(y, x, ones, stride, tuple((-start, 0) for start in starts), ones, wide)
+    packed = geometry(y, x, ones, ConvParams(stride, tuple((-start, 0) for start in starts), ones, 1), wide)
     return plan(device, device.build("spread", **macros).kernels[name], shape, wide, 1), packed

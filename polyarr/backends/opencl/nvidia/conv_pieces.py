@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polyarr.backends.opencl.convolution.conv_params import ConvParams
 from polyarr.backends.opencl.convolution.spatial import Padding, channels, geometry
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.gemm.product import Epilogue, blocks_in, terms_of
@@ -152,7 +153,8 @@ def _plan(
     terms: int,
 ) -> tuple[LaunchPlan, bytes]:  # fmt: skip
     wide, macros = channels(device, dtype, out[-1])
-    packed = geometry((*x[:-1], out[-1]), out, (1, 1), stride, tuple((pads, 0) for pads in before), (1, 1), wide)
+    conv = ConvParams(stride, tuple((pads, 0) for pads in before), (1, 1), 1)
+    packed = geometry((*x[:-1], out[-1]), out, (1, 1), conv, wide)
     macros |= {"PIECE": STEP, "ROW": cut.row, "ROWS": cut.rows, "CHANNELS": cut.channels, "TERMS": terms}
     work = blocks_in(out[2] * out[3] // wide, GROUP) * GROUP, min(out[0] * out[1], MAX_ROWS)
     return LaunchPlan(device.build("conv_pieces", **macros, GROUP=GROUP).conv_pieces, work, (GROUP, 1), ()), packed

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from polyarr.backends.opencl.convolution.conv import IM2COL, ConvVariant, convolved, gradient_of_weight
+from polyarr.backends.opencl.convolution.conv import IM2COL, ConvVariant, convolved, gradient_of
 from polyarr.backends.opencl.convolution.conv_layout import filters_of, padded, rows_of, zeros
 from polyarr.backends.opencl.convolution.conv_params import EACH_POSITION, ConvParams, Phase, phases_of
 from polyarr.backends.opencl.copying.copy import dense, write
@@ -251,7 +251,8 @@ def _padded_weight_gradient(
     if wider is None:
         return None
     x = _padded_images(device, x, wider, g.shape[1:-1], params)
-    found = gradient_of_weight(device, Spec((out.shape[0], *wider), out.dtype), g, x, params.unpadded, epilogue, {})
+    spec = Spec((out.shape[0], *wider), out.dtype)
+    found = gradient_of(device, "weight_gradient", spec, g, x, params.unpadded, epilogue, {})
     return dense(device, window(found, out.shape, (0,) * out.ndim, (1,) * out.ndim))
 
 
