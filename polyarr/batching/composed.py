@@ -6,8 +6,8 @@ A rule returns NotImplemented for a call that the op's decomposition must serve,
 from typing import Any
 
 from polyarr import ops
-from polyarr.batching.level import Batched, Call, Rule, spread
-from polyarr.batching.rules import aligned, along_axes, along_axis, elementwise, is_mapped, plain
+from polyarr.batching.level import Batched, Call, Rule, is_mapped, plain, spread
+from polyarr.batching.rules import aligned, along_axes, along_axis, elementwise
 from polyarr.core.op import Op
 from polyarr.ops.shape import one_axis
 

@@ -209,18 +209,13 @@ def _rows(pull: Callable, value: Any, i: int) -> tuple:
     """Return the derivatives of the i-th array of the value, as a tree for each argument."""
     leaves = tree.leaves(value)
     like = leaves[i].untracked()
-    if not like.size:
-        return _without_rows(pull, value, like, i)
 
     def pulled(g: Array) -> Any:
         return pull(tree.unflatten(value, [g if j == i else None for j in range(len(leaves))]))
 
+    if not like.size:
+        return tree.map(lambda a: fill(0, a, shape=(*like.shape, *a.shape), dtype=a.dtype), pulled(like))
     return tree.map(lambda a: ops.reshape(a, shape=(*like.shape, *a.shape[1:])), vmap(pulled)(_basis(like)))
-
-
-def _without_rows(pull: Callable, value: Any, like: Array, i: int) -> tuple:
-    zeros = pull(tree.unflatten(value, [like if j == i else None for j in range(len(tree.leaves(value)))]))
-    return tree.map(lambda a: fill(0, a, shape=(*like.shape, *a.shape), dtype=a.dtype), zeros)
 
 
 def _columns(push: Callable, chosen: list, i: int) -> list[Array]:
@@ -232,7 +227,6 @@ def _columns(push: Callable, chosen: list, i: int) -> list[Array]:
         return push(*tree.unflatten(chosen, [tangent if j == i else None for j in range(len(leaves))]))
 
     if not like.size:
-        zeros = tree.leaves(push(*tree.unflatten(chosen, [like if j == i else None for j in range(len(leaves))])))
-        return [fill(0, a, shape=(*a.shape, *like.shape), dtype=a.dtype) for a in zeros]
+        return [fill(0, a, shape=(*a.shape, *like.shape), dtype=a.dtype) for a in tree.leaves(pushed(like))]
     found = tree.leaves(vmap(pushed, out_axes=-1)(_basis(like)))
     return [ops.reshape(a, shape=(*a.shape[:-1], *like.shape)) for a in found]

@@ -397,9 +397,9 @@ class Level:
             raise BatchingError(f"vmap: {user_location()} {KEPT}")
         token, other = capturing.set(around.capture), reads.set(around.reads)
         try:  # outside(), written out for speed
-            if op in self.rules.creation or any(map(_is_mapped, flatten(bufs))):
+            if op in self.rules.creation or any(map(is_mapped, flatten(bufs))):
                 return _buffers(rule(Call(op, self.size, out, self.randomness, inner), *bufs, **params), True)
-            return _buffers(op(*map(_array, bufs), **params), False)
+            return _buffers(op(*map(plain, bufs), **params), False)
         finally:
             capturing.reset(token)
             reads.reset(other)
@@ -429,7 +429,7 @@ class Level:
         A shared input has a gradient per example, which the rule would add up: its decomposition gives it.
         """
         places = [i for i, want in enumerate(wanted) if want is True]
-        if any(not _is_mapped(bufs[i]) for i in places) or any(want for want in wanted if type(want) is tuple):
+        if any(not is_mapped(bufs[i]) for i in places) or any(want for want in wanted if type(want) is tuple):
             return (None,) * len(bufs)
         call = Call(op, self.size, saved[0], self.randomness, inner)
 
@@ -495,13 +495,14 @@ def _spread(g: Any, size: int) -> Any:
     return tuple(_spread(part, size) for part in g) if type(g) is tuple else spread(g, size)
 
 
-def _is_mapped(buf: Any) -> bool:
+def is_mapped(buf: Any) -> bool:
+    """Return whether an input has the examples along axis 0."""
     return type(buf) is Batched and buf.is_mapped
 
 
-def _array(buf: Any) -> Any:
-    """Return the inner array of a buffer, also in tuples; anything else unchanged."""
-    return tuple(map(_array, buf)) if type(buf) is tuple else buf.array if type(buf) is Batched else buf
+def plain(buf: Any) -> Any:
+    """Return the inner array of a buffer, also in tuples; anything else, such as numbers and None, unchanged."""
+    return tuple(map(plain, buf)) if type(buf) is tuple else buf.array if type(buf) is Batched else buf
 
 
 def _buffers(found: Any, is_mapped: bool) -> Any:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from polyarr import ops
-from polyarr.batching.level import Batched, Call, Rule, Rules, spread
+from polyarr.batching.level import Batched, Call, Rule, Rules, is_mapped, plain, spread
 from polyarr.core.array import Array, flatten
 from polyarr.core.current import use_backend
 from polyarr.core.errors import BatchingError
@@ -14,16 +14,6 @@ from polyarr.core.spec import int64
 from polyarr.ops.create import iota
 from polyarr.ops.declare import ELEMENTWISE
 from polyarr.ops.index import checked_positions
-
-
-def is_mapped(buf: Any) -> bool:
-    """Return whether an input has the examples along axis 0."""
-    return type(buf) is Batched and buf.is_mapped
-
-
-def plain(buf: Any) -> Any:
-    """Return the inner array of an input that all examples share; numbers and None unchanged."""
-    return tuple(map(plain, buf)) if type(buf) is tuple else buf.array if type(buf) is Batched else buf
 
 
 def aligned(buf: Any, ndim: int) -> Any:
