@@ -1,29 +1,24 @@
 """Running a program while it is observed: each step is reported as a call of its op."""
 
+from functools import partial
 from typing import Any
 
+from polyarr.capture.run import runner
 from polyarr.core import watch
 from polyarr.core.array import spec_of
 from polyarr.core.backend import Backend
-from polyarr.core.program import Program, Run, Step, assigned, last_uses, lookup
+from polyarr.core.program import Program, Run, Step
 from polyarr.core.spec import Spec
 from polyarr.core.watch import Call
 
 
 def run(program: Program, backend: Backend, inputs: list[Any]) -> list[Any]:
     """Return the outputs' values; errors carry a note that names the step."""
-    values = {**program.constants, **dict(zip(program.inputs, inputs, strict=True))}
-    inputs.clear()
-    last = [()] * len(program.scalar_steps) + last_uses(program)
-    for step, dead in zip(program.scalar_steps + program.steps, last, strict=True):
-        try:
-            values.update(assigned(step.outputs, _call(program, backend, step, lookup(values, step.inputs))))
-        except Exception as error:
-            program.note(error, step)
-            raise
-        for slot in dead:
-            values.pop(slot, None)
-    return [values[slot] for slot in program.outputs]
+    scalar_steps, steps = (
+        tuple([step._replace(call=partial(_call, program, backend, step)) for step in steps])
+        for steps in (program.scalar_steps, program.steps)
+    )
+    return runner(program._replace(scalar_steps=scalar_steps, steps=steps))(inputs)
 
 
 def run_whole(program: Program, whole: Run, backend: Backend, inputs: list[Any]) -> list[Any]:
@@ -51,9 +46,9 @@ class Named:
         self.name = name
 
 
-def _call(program: Program, backend: Backend, step: Step, args: tuple) -> Any:
+def _call(program: Program, backend: Backend, step: Step, *args: Any, **params: Any) -> Any:
     if step.op is None:
-        return step.call(*args, **step.params)
+        return step.call(*args, **params)
     if step.part == "group":
         return tuple(run(step.op, backend, list(args[1:])))
     specs, out = _specs_and_out(program, step)
@@ -61,7 +56,7 @@ def _call(program: Program, backend: Backend, step: Step, args: tuple) -> Any:
     call.step = step
     with watch.calling(call) as found:
         watch.report_begin(call, step.part, out)
-        return found(watch.with_launches(step.call, call, backend)(*args, **step.params))
+        return found(watch.with_launches(step.call, call, backend)(*args, **params))
 
 
 def _specs_and_out(program: Program, step: Step) -> tuple[tuple, Any]:
