@@ -191,7 +191,8 @@ def _kind(program: Program, step: Step, fusion: Fusion | None) -> Kind | None:
 class Graph:
     """Flow network over values, for their minimum vertex cut between sources and sinks.
 
-    Source: Dinic 1970, "Algorithm for solution of a problem of maximum flow in a network with power estimation"
+    Source: shortest paths are those of Edmonds and Karp 1972, "Theoretical improvements in algorithmic efficiency for
+    network flow problems"; each search here serves all edges to the sink
     """
 
     _SOURCE, _SINK = (-1, 1), (-2, 0)
@@ -217,8 +218,8 @@ class Graph:
 
     def cut(self) -> set[int]:
         """Return the values of the cheapest cut; of several, the one nearest to the sinks, which repeats least."""
-        while self._SINK in (levels := self._reached(self._SOURCE, self._left_after)):
-            self._fill(levels)
+        while self._SINK in (before := self._reached(self._SOURCE, self._left_after)):
+            self._fill(before)
         needed, found = self._reached(self._SINK, self._left_before), set[int]()
         for v, side in self._left:
             if side == 0 and (v, 0) not in needed and (v, 1) in needed and (v, 1) in self._left[(v, 0)]:
@@ -236,35 +237,25 @@ class Graph:
     def _left_before(self, b: Vertex) -> Iterator[Vertex]:
         return (a for a in self._left.get(b, {}) if self._left[a].get(b, 0) > 0)
 
-    def _reached(self, start: Vertex, following: Callable[[Vertex], Iterator[Vertex]]) -> dict[Vertex, int]:
-        """Return the distance of each vertex that can be reached where capacity is left."""
-        levels, due = {start: 0}, deque([start])
+    def _reached(self, start: Vertex, following: Callable[[Vertex], Iterator[Vertex]]) -> dict[Vertex, Vertex]:
+        """Return the vertices that can be reached where capacity is left, each with the one before it."""
+        before, due = {start: start}, deque([start])
         while due:
             a = due.popleft()
             for b in following(a):
-                if b not in levels:
-                    levels[b] = levels[a] + 1
+                if b not in before:
+                    before[b] = a
                     due.append(b)
-        return levels
+        return before
 
-    def _fill(self, levels: dict[Vertex, int]) -> None:
-        """Send flow along shortest paths until each has an edge without capacity."""
-        path, untried = [self._SOURCE], {a: [*self._left.get(a, {})] for a in levels}
-        while path:
-            a = path[-1]
-            if a == self._SINK:
-                flow = min(self._left[x][y] for x, y in pairwise(path))
-                for x, y in pairwise(path):
-                    self._left[x][y] -= flow
-                    self._left[y][x] += flow
-                path = path[: 1 + next(i for i, (x, y) in enumerate(pairwise(path)) if not self._left[x][y])]
-            elif untried[a]:
-                b = untried[a][-1]
-                if self._left[a][b] > 0 and levels.get(b) == levels[a] + 1:
-                    path.append(b)
-                else:
-                    untried[a].pop()
-            else:
-                path.pop()
-                if path:
-                    untried[path[-1]].pop()
+    def _fill(self, before: dict[Vertex, Vertex]) -> None:
+        """Send flow along these paths to the sink until each has an edge without capacity."""
+        for last in [v for v in self._left_before(self._SINK) if v in before]:
+            path = [self._SINK, last]
+            while path[-1] != self._SOURCE:
+                path.append(before[path[-1]])
+            edges = [(x, y) for y, x in pairwise(path)]
+            flow = min(self._left[x][y] for x, y in edges)
+            for x, y in edges:
+                self._left[x][y] -= flow
+                self._left[y][x] += flow
