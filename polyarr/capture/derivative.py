@@ -100,7 +100,7 @@ class _JointCapture:
         inputs = [s.slot for s in capture.inputs] + self.cotangents
         ends = [a.buf.slot for a in outcome.leaves[len(leaves) :]]
         program = simplified(self.trace.program(self.name, inputs, outputs + ends))
-        forward, backward, _ = partitioned(program, len(outputs), frozenset(self.cotangents), backend.fusion)
+        forward, backward = partitioned(program, len(outputs), frozenset(self.cotangents), backend.fusion)
         captured = Captured(*runnable(forward, backend), backend, unflatten, results, (), 0)
         backward = backward._replace(name=f"{self.name} backward")
         return Derivative(RunnableProgram(captured, forward), backward, tuple(self.cotangents))

@@ -9,7 +9,6 @@ Source: the idea of a minimum cut is that of PyTorch's AOTAutograd partitioner
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 from polyarr import ops
 from polyarr.capture.passes import Pass
@@ -21,22 +20,13 @@ INFINITE = 1 << 62
 Vertex = tuple[int, int]  # a value, and whether the vertex is where it leaves (1) or arrives (0)
 
 
-class Partition(NamedTuple):
-    """The two programs of a partition.
-
-    Attributes:
-        forward: From the inputs to the results, followed by the values that are kept.
-        backward: From the numbers among the inputs, the values that are kept and the cotangents to the gradients.
-        kept: Slots of the values that are kept.
-    """
-
-    forward: Program
-    backward: Program
-    kept: tuple[int, ...]
-
-
-def partitioned(program: Program, results: int, cotangents: frozenset[int], fusion: Fusion | None) -> Partition:
+def partitioned(
+    program: Program, results: int, cotangents: frozenset[int], fusion: Fusion | None
+) -> tuple[Program, Program]:
     """Return the forward and the backward program.
+
+    The forward program leads from the inputs to the results, followed by the values that are kept; the backward program
+    from the numbers among the inputs, the values that are kept and the cotangents to the gradients.
 
     Args:
         program: Program whose outputs are results, then gradients, and whose last inputs are the cotangents.
@@ -53,8 +43,7 @@ def partitioned(program: Program, results: int, cotangents: frozenset[int], fusi
     kept = _cheapest(program._replace(inputs=given), before, after, read - late, fusion)
     numbers = tuple(v for v in given if v in program.scalars)
     forward = part(program, given, values + kept)
-    backward = part(program, numbers + kept + tuple(v for v in program.inputs if v in cotangents), gradients)
-    return Partition(forward, backward, kept)
+    return forward, part(program, numbers + kept + tuple(v for v in program.inputs if v in cotangents), gradients)
 
 
 def part(program: Program, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Program:
