@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from polyarr import ops
-from polyarr.capture.passes import Pass
+from polyarr.capture.passes import Pass, without_dead
 from polyarr.core.backend import Backend
 from polyarr.core.program import Fusion, Kind, Program, Step, flat, renamed
 
@@ -42,18 +42,9 @@ def partitioned(
     read = {v for step in after for v in flat(step.inputs)} | {*gradients}
     kept = _cheapest(program._replace(inputs=given), before, after, read - late, fusion)
     numbers = tuple(v for v in given if v in program.scalars)
-    forward = part(program, given, values + kept)
-    return forward, part(program, numbers + kept + tuple(v for v in program.inputs if v in cotangents), gradients)
-
-
-def part(program: Program, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Program:
-    """Return the steps that lead from some values to others."""
-    there, needed, steps = {*inputs}, {*outputs}, list[Step]()
-    for step in reversed(program.steps):
-        if not needed.isdisjoint({*flat(step.outputs)} - there):
-            needed.update(flat(step.inputs))
-            steps.append(step)
-    return program._replace(steps=tuple(steps[::-1]), inputs=inputs, outputs=outputs)
+    known = numbers + kept + tuple(v for v in program.inputs if v in cotangents)
+    forward = without_dead(program._replace(inputs=given, outputs=values + kept))
+    return forward, without_dead(program._replace(inputs=known, outputs=gradients))
 
 
 def without_cotangents(
@@ -66,8 +57,8 @@ def without_cotangents(
     absence = _Absence(program, cotangents, absent, backend)
     whole = absence.run()
     found = tuple(None if v in absence.gone else v for v in whole.outputs)
-    outputs = tuple(v for v in found if v is not None)
-    return part(whole, tuple(v for v in program.inputs if v not in absent), outputs), found
+    inputs, outputs = tuple(v for v in program.inputs if v not in absent), tuple(v for v in found if v is not None)
+    return without_dead(whole._replace(inputs=inputs, outputs=outputs)), found
 
 
 class _Absence(Pass):

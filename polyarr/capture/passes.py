@@ -47,10 +47,14 @@ def simplified(program: Program) -> Program:
 
 
 def without_dead(program: Program) -> Program:
-    """Remove the steps that no output depends on; scalar steps stay, for the errors that they raise."""
+    """Remove the steps that no output depends on; scalar steps stay, for the errors that they raise.
+
+    Inputs need no steps, even if some compute them.
+    """
     needed, steps = {*program.outputs, *(v for step in program.scalar_steps for v in flat(step.inputs))}, []
+    given = {*program.inputs}
     for step in reversed(program.steps):
-        if step.outputs is None or not needed.isdisjoint(flat(step.outputs)):
+        if step.outputs is None or not needed.isdisjoint({*flat(step.outputs)} - given):
             needed.update(flat(step.inputs))
             steps.append(step)
     constants = {v: c for v, c in program.constants.items() if v in needed}
