@@ -5,7 +5,7 @@
 //          A                       type of the accumulator
 //          JOIN, START             optional: the binary reduction, and its initial value, which may use `first`, the
 //                                  first element. Without them the constant argument `how` selects ADDED, GREATEST or
-//                                  SMALLEST
+//                                  SMALLEST, and LANES is 1
 //          VECTORS, STRIDE, LANES, PARTIALS    see reduce.cl
 
 #define ADDED 0
@@ -19,13 +19,8 @@
 
 #ifdef JOIN
 DEFINE_JOIN(join_lanes, A, LANES, JOIN)
-#define JOIN_LANES join_lanes
 #else
-DEFINE_JOIN(add_lanes, A, LANES, ADD)
-DEFINE_JOIN(greatest_of_lanes, A, LANES, LARGEST)
-DEFINE_JOIN(least_of_lanes, A, LANES, LEAST)
-#define JOIN_LANES(v, me, lane) \
-    (how == ADDED ? add_lanes(v, me, lane) : how == GREATEST ? greatest_of_lanes(v, me, lane) : least_of_lanes(v, me, lane))
+#define join_lanes(v, me, lane) (v)
 #define JOIN(a, b) (how == ADDED ? ADD(a, b) : how == GREATEST ? LARGEST(a, b) : LEAST(a, b))
 #define START (how == ADDED ? (A)0 : first)
 #endif
@@ -97,5 +92,5 @@ static inline A join_row(__global const T *restrict x, long base, long stride, l
         total = JOIN(total, partial[0]);
     }
 #endif
-    return JOIN_LANES(total, me, lane);
+    return join_lanes(total, me, lane);
 }

@@ -93,7 +93,6 @@ typedef struct {
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void fusion_rows(PARAMETERS KEPT_ROWS const Layout layout) {
-    __local A lanes[LANES];
     INDEX index[NDIM];
     const long columns = layout.shape[NDIM - 1], first = (long)get_group_id(0) * layout.block;
     for (long row = first; row < MIN(first + layout.block, layout.rows); row++) {

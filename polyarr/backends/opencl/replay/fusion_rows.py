@@ -306,4 +306,4 @@ class SerialRows(RowGroup):
             source = ", ".join(self._array(x))
         else:
             source = f"p{self.statements.arrays.index(x)}, o{self.statements.arrays.index(x)} + b{rows.at[x]}"
-        return f"const A {self.statements.names[step.outputs]} = join_row({source}, 1, 0, columns, 0, lanes, {how});"
+        return f"const A {self.statements.names[step.outputs]} = join_row({source}, 1, 0, columns, 0, 0, {how});"
