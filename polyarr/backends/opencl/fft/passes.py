@@ -21,7 +21,7 @@ MIN_BYTES = 32  # on GPUs, of neighbors that a group reads at once, where more d
 
 
 class End(NamedTuple):
-    """What the first pass reads, or the last one writes, of each row.
+    """The form and the numbers of a row that the first pass reads, or the last one writes.
 
     Attributes:
         form: A form of whole_rows.py but HALF_OF_PAIRS; others than COMPLEX only along the last axis.
