@@ -44,7 +44,7 @@ def newest(folder: Path) -> str:
 def check_free(folder: Path) -> None:
     """Raise FileExistsError if a folder holds a run."""
     if any((folder / name).exists() for name in RUN_FILES):
-        raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite it")
+        raise FileExistsError(f"{folder}: it holds a run already; give another folder, or overwrite=True (--overwrite)")
 
 
 def remove_left_overs(folder: Path) -> None:

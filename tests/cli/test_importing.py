@@ -201,7 +201,7 @@ def test_a_model_without_a_tokenizer_reads_and_writes_numbers(folder, capsys):
 def test_a_run_that_is_there_stays_and_what_does_not_fit_is_refused_before_it_is_touched(folder):
     import_model(folder / "theirs", folder / "run")
     before = (folder / "run" / "best.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match="holds a run already; give another folder, or overwrite it"):
+    with pytest.raises(FileExistsError, match="holds a run already; give another folder, or overwrite=True"):
         import_model(folder / "theirs", folder / "run")
     with pytest.raises(ValueError, match="length is 33; it must be from 1 to 32"):
         import_model(folder / "theirs", folder / "run", context_length=33, overwrite=True)

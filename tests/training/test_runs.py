@@ -155,7 +155,7 @@ def test_a_new_run_replaces_another_only_if_it_may(tmp_path):
     run = trained(tmp_path, RECIPE.changed(steps=2))
     before = (tmp_path / "last.safetensors").read_bytes()
     other = new_run(TEXT, RECIPE.changed(steps=2), seed=9)
-    with pytest.raises(FileExistsError, match="it holds a run already; give another folder, or overwrite it"):
+    with pytest.raises(FileExistsError, match="it holds a run already; give another folder, or overwrite=True"):
         train(other, tmp_path, quiet=True, overwrite=False)
     assert not other.step and (tmp_path / "last.safetensors").read_bytes() == before
     assert train(resumed(tmp_path, steps=3), tmp_path, quiet=True, overwrite=False).id == run.id
