@@ -71,8 +71,8 @@ def _later(x: Array) -> Array:
 @pytest.mark.parametrize(
     ("fn", "error", "message"),
     [
-        (_own(lambda x, g: (x.astype("float64"),)), DtypeError, r"^custom_vjp: backward returned float64\[2, 3\] for"),
-        (_own(lambda x, g: (1.0,)), ShapeError, r"^custom_vjp: backward returned a float for float32\[2, 3\]"),
+        (_own(lambda x, g: (x.astype("float64"),)), DtypeError, r"backward \(\S+\) returned at index 0 float64"),
+        (_own(lambda x, g: (1.0,)), ShapeError, r"^custom_vjp: backward \(\S+\) returned at index 0 a float for"),
         (_own(lambda x, g: (np.ones((2, 3), "f"),)), ShapeError, r"a numpy.ndarray for .* must be a polyarr array"),
         (_own(lambda x, g: (x.to(_mirror()),)), BackendError, r"^custom_vjp: backward .* on 'mirror' for an array"),
         (_through_node(lambda g: g.astype("float64")), DtypeError, r"gradient of an input is float64\[2, 3\] for"),

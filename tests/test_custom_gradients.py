@@ -240,15 +240,25 @@ def test_checkpoint_of_what_carries_no_gradient() -> None:
 @pytest.mark.parametrize(
     ("backward", "message"),
     [
-        (lambda kept, g: (g, g), "^custom_vjp: backward returned 2 gradients; it must return a tuple of 1"),
-        (lambda kept, g: g, "^custom_vjp: backward returned Array; it must return a tuple of 1"),
-        (lambda kept, g: (pa.ones(3, dtype="float64"),), r"^custom_vjp: backward returned float64\[3\] for float64"),
+        (lambda kept, g: (g, g), r"^custom_vjp: backward \(\S+\) returned 2 gradients; it must return a tuple of 1"),
+        (lambda kept, g: g, r"^custom_vjp: backward \(\S+\) returned Array; it must return a tuple of 1"),
+        (lambda kept, g: (pa.ones(3, dtype="float64"),), r"^custom_vjp: backward \(\S+\) returned at index 0 float64"),
     ],
 )
 def test_custom_vjp_checks_what_backward_returns(backward: Callable, message: str) -> None:
     double = pa.custom_vjp(lambda x: x * 2, lambda x: (x * 2, x), backward)
     with pytest.raises((GradientError, pa.ShapeError), match=message):
         pa.grad(double)(scalar(2.0))
+
+
+def test_custom_vjp_says_which_backward_was_wrong_for_which_argument() -> None:
+    """As where the sum over broadcast axes is missing."""
+    backward = lambda kept, g: (g * kept[1], g * kept[0])
+    scaled = pa.custom_vjp(lambda x, w: x * w, lambda x, w: (x * w, (x, w)), backward)
+    where = rf"\(test_custom_gradients.py:{backward.__code__.co_firstlineno}\)"
+    message = rf"^custom_vjp: backward {where} returned at index 1 float32\[4, 3\] for float32\[3\]; it must be"
+    with pytest.raises(pa.ShapeError, match=message):
+        pa.grad(lambda w: pa.sum(scaled(pa.ones((4, 3)), w)))(pa.ones(3))
 
 
 def test_custom_vjp_names_what_it_closes_over() -> None:

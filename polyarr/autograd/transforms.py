@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from polyarr import ops, random, tree
@@ -417,7 +418,7 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
     def pull(g: list) -> list:
         both = zip(g, results, strict=True)
         full = [ops.zeros_like(o) if part is None and type(o) is Array else part for part, o in both]
-        grads = _checked(backward(kept, tree.unflatten(value, full)), args)
+        grads = _checked(backward(kept, tree.unflatten(value, full)), args, backward)
         flat = [leaf for a, found in zip(args, grads, strict=True) for leaf in _aligned(a, found)]
         return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
@@ -432,16 +433,18 @@ def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
     return bound.args
 
 
-def _checked(grads: Any, args: tuple) -> Any:
+def _checked(grads: Any, args: tuple, backward: Callable) -> Any:
     """Return the result of backward if it is a gradient per argument, each array like its argument; else raise."""
+    code = getattr(backward, "__code__", None)
+    returned = f"backward{f' ({Path(code.co_filename).name}:{code.co_firstlineno})' if code else ''} returned"
     if not isinstance(grads, (tuple, list)) or len(grads) != len(args):
         given = f"{len(grads)} gradients" if isinstance(grads, (tuple, list)) else type(grads).__name__
         required = f"a tuple of {len(args)}, one gradient or None for each argument"
-        raise GradientError(f"custom_vjp: backward returned {given}; it must return {required}")
-    for arg, found in zip(args, grads, strict=True):
+        raise GradientError(f"custom_vjp: {returned} {given}; it must return {required}")
+    for i, (arg, found) in enumerate(zip(args, grads, strict=True)):
         for leaf, g in zip(tree.leaves(arg), _aligned(arg, found), strict=True):
             if g is not None and type(leaf) is Array:
-                check_gradient("custom_vjp: backward returned", g, leaf.spec, leaf.backend)
+                check_gradient(f"custom_vjp: {returned} at index {i}", g, leaf.spec, leaf.backend)
     return grads
 
 
