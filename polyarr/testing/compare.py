@@ -1,5 +1,6 @@
 """Comparison of results with expected values, and the exceptions that report the outcome of a check."""
 
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, NARROW
 from polyarr.creation import finfo
 from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest, rounded, ties
 
+NOISE = 1e-12  # by which equal calls may differ, relative to the largest value: sums in no fixed order; or 16 eps
 LARGE = 4096  # elements above which a failure reports where differences begin
 
 
@@ -79,6 +81,29 @@ def gradients_agree(where: str, got: dict, expected: dict, whose: str = "", dtyp
         raise CheckFailure(f"{where}: {whose}gradients for {[*got]}, expected for {[*expected]}")
     for name, e in expected.items():
         close(where, f"{whose}d/d{name}", got[name], e, "gradient", max(GRADIENT_FLOOR, largest(e)), dtype)
+
+
+def same_again(where: str, first: list[np.ndarray], second: list[np.ndarray]) -> None:
+    """Check that two calls with the same arguments gave the same results; otherwise no slope means anything.
+
+    Raises:
+        CheckFailure: The shapes or the values differ.
+    """
+    shapes = [[list(host.shape) for host in hosts] for hosts in (first, second)]
+    found = [(shape, again) for shape, again in zip_longest(*shapes) if shape != again]
+    for a, b in [] if found else zip(first, second, strict=True):
+        noise = max(NOISE, 16 * float(finfo(a.dtype).eps)) if a.dtype in FLOATS else NOISE
+        with np.errstate(invalid="ignore"):
+            wide = a.astype(np.complex128)
+            apart = np.abs(wide - b.astype(np.complex128))
+        if a.size and apart.max() > noise * (1 + np.abs(wide).max()):
+            at = np.unravel_index(np.argmax(apart), a.shape)
+            found.append((a[at], b[at]))
+    if found:
+        raise CheckFailure(
+            f"{where}: two calls with the same arguments gave {found[0][0]} and {found[0][1]}; they must give the "
+            "same, so draw with polyarr.random and keep nothing from call to call"
+        )
 
 
 def same_count(where: str, got: list, expected: list) -> None:

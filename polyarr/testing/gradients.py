@@ -12,36 +12,29 @@ at the boundary of a comparison. Arguments must be more than a few `eps` away fr
 are.
 """
 
-import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr import random, tree
 from polyarr.autograd import jvp, vjp
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
-from polyarr.core.errors import DtypeError, GradientError
-from polyarr.core.spec import DTYPES, FLOATS, Spec, float64, shown
+from polyarr.core.errors import DtypeError
+from polyarr.core.spec import FLOATS, float64, shown
 from polyarr.creation import finfo
 from polyarr.plugins.diagnosis import overrides
+from polyarr.testing.arguments import Leaves, floating, home_of, with_note
 from polyarr.testing.checks import reference
-from polyarr.testing.compare import CheckFailure, close, gradients_agree, values
+from polyarr.testing.compare import CheckFailure, close, gradients_agree, same_again, values
 from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, largest
 
 STEP = 1e-5  # of central differences in float64: truncation and rounding errors are both about 1e-10
 RELATIVE, ABSOLUTE = 1e-7, 1e-9  # tolerances of a slope, relative to the slope and to the function values
-NOISE = 1e-12  # by which two equal calls may differ, relative to the largest value: sums in no fixed order
 FINER = 10  # the second step, tried if the slope disagrees with the first one, is this many times smaller
 MODES = ("rev", "fwd")
-_SHOWN = 6  # arguments that a note lists
 
 
 def check_grads(
@@ -95,8 +88,8 @@ def check_grads(
     """
     modes = (modes,) if isinstance(modes, str) else tuple(modes)
     _check_settings(order, modes, eps)
-    leaves = _Leaves.of("check_grads", fn, args)
-    home = _home(args) if backend is None else get_backend(backend)
+    leaves = Leaves.of("check_grads", fn, args)
+    home = home_of(args) if backend is None else get_backend(backend)
     if float64 not in home.dtypes:
         place = f"{home.name!r} ({home.hardware})"
         raise DtypeError(f'check_grads: {place} holds no float64, which is required; backend="numpy" does')
@@ -104,9 +97,9 @@ def check_grads(
     given = {"order": order, "modes": modes, "backend": home.name, "seed": seed}
     given |= {name: v for name, v in (("atol", atol), ("rtol", rtol)) if v is not None}
     given |= {"eps": eps} if eps != STEP else {}
-    with _with_note(leaves, given), use_backend(home):
+    with with_note(leaves, given), use_backend(home):
         run = leaves.on(home, seed)
-        _check_order(case, lambda *found: _unrounded(leaves, _floating(run(*found))), ())
+        _check_order(case, lambda *found: _unrounded(leaves, floating(run(*found))), ())
 
 
 def assert_gradients_agree(
@@ -142,133 +135,33 @@ def assert_gradients_agree(
         >>> x = pa.asarray([[0.5, -1.0], [2.0, 0.25]])
         >>> assert_gradients_agree(lambda x: pa.gelu(x @ x), (x,), backends=("numpy",))
     """
-    leaves = _Leaves.of("assert_gradients_agree", fn, args)
+    leaves = Leaves.of("assert_gradients_agree", fn, args)
     places = [get_backend(b) for b in ((backends,) if isinstance(backends, (str, Backend)) else backends)]
     if not places:
         raise ValueError("assert_gradients_agree: backends is empty; it must name at least one")
     for place in places:
-        with _with_note(leaves, {"backends": [place.name], "seed": seed}):
+        with with_note(leaves, {"backends": [place.name], "seed": seed}):
             where = f"{leaves.title} on {place.name}"
             expected = _pulled(where, leaves.widened(), _oracle(), seed)
             got = _pulled(where, leaves, place, seed)
             try:
-                _agree(where, leaves, got, expected)
+                agree(where, leaves, got, expected)
             except CheckFailure:
                 again = _pulled(where, leaves.widened(), _oracle(), seed)
-                _same_again(leaves.title, [*expected.results.values()], [*again.results.values()])
+                same_again(leaves.title, [*expected.results.values()], [*again.results.values()])
                 raise
 
 
-# ---- the function and its arguments --------------------------------------------------------------------------
+# ---- against central differences -----------------------------------------------------------------------------
 
 
-class _Leaves(NamedTuple):
-    """A function and its arguments, with the floating-point arrays copied to the host and named."""
-
-    check: str  # the public function that error messages name
-    fn: Callable
-    title: str  # fn's name
-    args: tuple
-    hosts: dict[int, np.ndarray]  # by their position among the leaves of args
-    names: list[str]
-
-    @classmethod
-    def of(cls, check: str, fn: Callable, args: Any) -> "_Leaves":
-        if type(args) not in (tuple, list):
-            given = args.spec if type(args) is Array else type(args).__name__
-            raise TypeError(f"{check}: args is {given}; it must be the tuple of fn's arguments, such as (x,)")
-        if not callable(fn):
-            raise TypeError(f"{check}: fn is {shown(fn)}; it must be a function of args")
-        first = _argument_names(fn, len(args))
-        found = {
-            i: (".".join([first[path[0]], *map(str, path[1:])]), host)
-            for i, (path, leaf) in enumerate(tree.items(tuple(args)))
-            if _is_floating(host := _host(leaf))
-        }
-        title = _title(fn)
-        if not found:
-            raise GradientError(f"{check}: {title} has no floating-point array among its arguments; one must be there")
-        hosts = {i: host for i, (_, host) in found.items()}
-        return cls(check, fn, title, tuple(args), hosts, [name for name, _ in found.values()])
-
-    def widened(self) -> "_Leaves":
-        return self._replace(hosts={i: host.astype(float64) for i, host in self.hosts.items()})
-
-    def arrays(self, backend: Backend) -> list[Array]:
-        return [from_numpy(host, backend) for host in self.hosts.values()]
-
-    def on(self, backend: Backend, seed: int) -> Callable[..., dict[str, Array]]:
-        """Return fn as a function of its floating-point arrays that returns its results by name.
-
-        Every call of it starts from the same random state.
-        """
-        fixed = [leaf if i in self.hosts else _moved(leaf, backend) for i, leaf in enumerate(tree.leaves(self.args))]
-
-        def run(*found: Array) -> dict[str, Array]:
-            leaves = list(fixed)
-            for i, a in zip(self.hosts, found, strict=True):
-                leaves[i] = a
-            with random.restored((seed, 0)):
-                value = self.fn(*tree.unflatten(self.args, leaves))
-            results = {".".join(map(str, path)): leaf for path, leaf in tree.items(value) if type(leaf) is Array}
-            if not _floating(results):
-                given = f"{self.title} returned {value.spec if type(value) is Array else type(value).__name__}"
-                raise GradientError(f"{self.check}: {given}; it must return a floating-point array")
-            return results
-
-        return run
-
-
-def _title(fn: Any) -> str:
-    """Return the name of a function as messages show it."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = getattr(fn, "__name__", type(fn).__name__)
-    code = getattr(fn, "__code__", None)
-    return f"lambda at {Path(code.co_filename).name}:{code.co_firstlineno}" if code and name == "<lambda>" else name
-
-
-def _argument_names(fn: Callable, count: int) -> list[str]:
-    """Return the names of fn's first `count` positional arguments; "args[i]" where its signature has no name."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # callables written in C may have no signature
-        parameters = []
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:count]
-    return names + [f"args[{i}]" for i in range(len(names), count)]
-
-
-def _host(leaf: Any) -> Any:
-    return leaf.numpy() if type(leaf) is Array else leaf
-
-
-def _is_floating(host: Any) -> bool:
-    return isinstance(host, np.ndarray) and (host.dtype in FLOATS or host.dtype.kind == "f")
-
-
-def _moved(leaf: Any, backend: Backend) -> Any:
-    """Copy an array that is held fixed to the backend; return any other leaf unchanged."""
-    host = _host(leaf)
-    return from_numpy(host, backend) if isinstance(host, np.ndarray) and host.dtype in DTYPES else leaf
-
-
-def _floating(results: dict[str, Array]) -> list[Array]:
-    return [a for a in results.values() if a.dtype in FLOATS]
-
-
-def _unrounded(leaves: _Leaves, results: list[Array]) -> list[Array]:
+def _unrounded(leaves: Leaves, results: list[Array]) -> list[Array]:
     """Return the results after checking that all are float64, so that central differences are not lost in rounding."""
     for a in results:
         if a.dtype != float64:
             given = f"{leaves.title} returned {a.spec} for float64 arguments"
             raise DtypeError(f"{leaves.check}: {given}; it must return float64, or steps drown in rounding")
     return results
-
-
-def _home(args: Sequence[Any]) -> Backend:
-    """Return the backend of the first polyarr array in args, or else the current backend."""
-    found = [leaf.backend for leaf in tree.leaves(tuple(args)) if type(leaf) is Array]
-    return found[0] if found else get_backend()
 
 
 def _check_settings(order: int, modes: tuple, eps: float) -> None:
@@ -280,30 +173,10 @@ def _check_settings(order: int, modes: tuple, eps: float) -> None:
         raise ValueError(f"check_grads: eps is {eps!r}; it must be above 0 and finite")
 
 
-@contextlib.contextmanager
-def _with_note(leaves: _Leaves, given: dict[str, Any]) -> Iterator[None]:
-    """Add a note to any exception: the Python code that repeats the check."""
-    try:
-        yield
-    except Exception as error:
-        keywords = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        specs = [f"{n} {Spec(h.shape, h.dtype)}" for n, h in zip(leaves.names, leaves.hosts.values(), strict=True)]
-        more = f" and {len(specs) - _SHOWN} more" if len(specs) > _SHOWN else ""
-        error.add_note(
-            f"to reproduce it, where args hold {', '.join(specs[:_SHOWN])}{more}:\n"
-            f"    from polyarr.testing import {leaves.check}\n"
-            f"    {leaves.check}({leaves.title if leaves.title.isidentifier() else 'fn'}, args, {keywords})"
-        )
-        raise
-
-
-# ---- against central differences -----------------------------------------------------------------------------
-
-
 class _Case(NamedTuple):
     """The arguments of one call of check_grads."""
 
-    leaves: _Leaves
+    leaves: Leaves
     backend: Backend
     modes: tuple
     order: int
@@ -346,7 +219,7 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
         raise ValueError(f"check_grads: {leaves.title} is nan or infinite at these arguments; it must be finite")
     rng = np.random.default_rng([case.seed, len(above)])
     w, u = ([_direction(rng, a.shape) for a in found] for found in (hosts, points))
-    _same_again(head, hosts, [a.numpy() for a in fn(*case.arrays(points))])
+    same_again(head, hosts, [a.numpy() for a in fn(*case.arrays(points))])
     lines = [_Line(case, fn, points, i, direction, w, hosts) for i, direction in enumerate(u)]
     slopes = [line.slope(case.eps) for line in lines]
     size = np.sqrt(sum(np.sum(np.square(a * (1 + np.abs(host)))) for a, host in zip(w, hosts, strict=True)))
@@ -358,25 +231,6 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
             _compare(where, line, slope, terms, float(size))
         if len(path) < case.order:
             _check_order(case, _gradient_function(mode, fn, cotangents, case.arrays(u)), path)
-
-
-def _same_again(where: str, first: list[np.ndarray], second: list[np.ndarray]) -> None:
-    """Check that two calls with the same arguments gave the same results; otherwise no slope means anything.
-
-    Raises:
-        CheckFailure: The shapes or the values differ.
-    """
-    shapes = [[list(host.shape) for host in hosts] for hosts in (first, second)]
-    found = [(shape, again) for shape, again in zip_longest(*shapes) if shape != again]
-    for a, b in [] if found else zip(first, second, strict=True):
-        if a.size and np.abs(a - b).max() > NOISE * (1 + np.abs(a).max()):
-            at = np.unravel_index(np.argmax(np.abs(a - b)), a.shape)
-            found.append((a[at], b[at]))
-    if found:
-        raise CheckFailure(
-            f"{where}: two calls with the same arguments gave {found[0][0]} and {found[0][1]}; they must give the "
-            "same, so draw with polyarr.random and keep nothing from call to call"
-        )
 
 
 def _direction(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -434,7 +288,7 @@ def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: flo
     if abs(found - finer) <= allowed:
         return
     name = case.leaves.names[line.position]
-    _same_again(where, line.here, [a.numpy() for a in line.fn(*case.arrays(line.points))])
+    same_again(where, line.here, [a.numpy() for a in line.fn(*case.arrays(line.points))])
     if not np.isfinite(slope) or not np.isfinite(finer):
         raise ValueError(
             f"check_grads: {case.leaves.title} is nan or infinite when {name} moves by about {case.eps:g}; "
@@ -473,27 +327,31 @@ def _oracle() -> Backend:
     return reference() if any(row.backend == running.name for row in overrides()) else running
 
 
-class _Pulled(NamedTuple):
+class Pulled(NamedTuple):
     """Results and gradients as host arrays, by name."""
 
     results: dict[str, np.ndarray]
     grads: dict[str, np.ndarray]
 
 
-def _pulled(where: str, leaves: _Leaves, backend: Backend, seed: int) -> _Pulled:
+def _pulled(where: str, leaves: Leaves, backend: Backend, seed: int) -> Pulled:
     """Return fn's results and its gradients for a cotangent whose values are the same in every dtype."""
     with use_backend(backend):
         results, pull = vjp(leaves.on(backend, seed), *leaves.arrays(backend))
-        cotangents = {
-            name: Data(a.shape, a.dtype.name, "eighths", seed=seed + i).array(backend) if a.dtype in FLOATS else a
-            for i, (name, a) in enumerate(results.items())
-        }
-        grads = pull(cotangents)
+        grads = pull(cotangents_of(results, backend, seed))
     hosts = dict(zip(results, values(where, results), strict=True))
-    return _Pulled(hosts, dict(zip(leaves.names, values(where, grads), strict=True)))
+    return Pulled(hosts, dict(zip(leaves.names, values(where, grads), strict=True)))
 
 
-def _agree(where: str, leaves: _Leaves, got: _Pulled, expected: _Pulled) -> None:
+def cotangents_of(results: dict[str, Array], backend: Backend, seed: int) -> dict[str, Array]:
+    """Return a cotangent for each floating-point result, with the same values in every dtype; else the result."""
+    return {
+        name: Data(a.shape, a.dtype.name, "eighths", seed=seed + i).array(backend) if a.dtype in FLOATS else a
+        for i, (name, a) in enumerate(results.items())
+    }
+
+
+def agree(where: str, leaves: Leaves, got: Pulled, expected: Pulled) -> None:
     """Compare results and gradients with the tolerance of the coarsest dtype among the arguments."""
     coarsest = max((host.dtype for host in leaves.hosts.values()), key=lambda dtype: finfo(dtype).eps)
     if got.results.keys() != expected.results.keys():

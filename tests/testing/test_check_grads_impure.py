@@ -69,3 +69,11 @@ def test_a_lambda_is_called_by_where_it_stands():
     fn = lambda x: pa.asarray(x.tolist(), dtype=x.dtype) * 2
     text = failure_of(check_grads, fn, (X,), 1, backend="numpy")
     assert text.startswith(f"lambda at {__file__.rpartition('/')[2]}:{fn.__code__.co_firstlineno} on numpy, order 1")
+
+
+def test_a_lambda_inside_of_custom_vjp_is_called_by_where_it_stands():
+    plain = lambda x: x * x
+    fn = pa.custom_vjp(plain, lambda x: (x * x, x), lambda x, g: (g * x,))
+    for wrapped in (fn, pa.compile(fn)):
+        text = failure_of(check_grads, wrapped, (X,), 1, backend="numpy")
+        assert text.startswith(f"lambda at {__file__.rpartition('/')[2]}:{plain.__code__.co_firstlineno} on numpy")
