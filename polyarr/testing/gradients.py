@@ -30,6 +30,7 @@ from polyarr.testing.checks import reference
 from polyarr.testing.compare import CheckFailure, close, gradients_agree, same_again, values
 from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, largest
+from polyarr.testing.xp import GRADIENT, GraphBreak, graph_breaks, lines_of
 
 STEP = 1e-5  # of central differences in float64: truncation and rounding errors are both about 1e-10
 RELATIVE, ABSOLUTE = 1e-7, 1e-9  # tolerances of a slope, relative to the slope and to the function values
@@ -294,10 +295,23 @@ def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: flo
             f"check_grads: {case.leaves.title} is nan or infinite when {name} moves by about {case.eps:g}; "
             "give args away from there or a smaller eps"
         )
-    raise CheckFailure(
+    failure = CheckFailure(
         f"{where}: the derivative along a random direction of {name} is {found:.9g}, numerically {slope:.9g} "
         f"(off by {abs(found - slope):.3g}, allowed {allowed:.3g}){_kink(line, slope, finer, allowed)}"
     )
+    if lost := _lost(line):
+        failure.add_note(f"no gradient passes these lines:\n{lost}")
+    raise failure
+
+
+def _lost(line: _Line) -> str:
+    """Return a table of the lines of the function where a gradient is lost, or ""."""
+    with graph_breaks() as found:
+        vjp(line.fn, *line.case.arrays(line.points))
+    rows: list[tuple[tuple[int, ...], GraphBreak]] = [
+        ((found.counts[place],), place) for place in found if GRADIENT in place.leaves
+    ]
+    return "\n".join(f"    {row}" for row in lines_of(rows, "times")) if rows else ""
 
 
 def _kink(line: _Line, slope: float, finer: float, allowed: float) -> str:

@@ -77,3 +77,22 @@ def test_a_lambda_inside_of_custom_vjp_is_called_by_where_it_stands():
     for wrapped in (fn, pa.compile(fn)):
         text = failure_of(check_grads, wrapped, (X,), 1, backend="numpy")
         assert text.startswith(f"lambda at {__file__.rpartition('/')[2]}:{plain.__code__.co_firstlineno} on numpy")
+
+
+def test_the_lines_that_no_gradient_passes_are_listed():
+    def scaled(x):
+        return x / float(pa.sum(x * x))
+
+    with pytest.raises(CheckFailure) as caught:
+        check_grads(scaled, (X,), 1, backend="numpy")
+    lines, _ = caught.value.__notes__
+    line = scaled.__code__.co_firstlineno + 1
+    assert lines.startswith("no gradient passes these lines:\n    times  where ")
+    assert f"{__file__.rpartition('/')[2]}:{line}  scaled  float()  values, gradient" in lines
+
+
+def test_the_line_of_a_gradient_that_stops_in_the_second_order():
+    cube = pa.custom_vjp(lambda x: x**3, lambda x: (x**3, pa.stop_gradient(x)), lambda x, g: (g * 3 * x * x,))
+    with pytest.raises(CheckFailure, match="order 2") as caught:
+        check_grads(cube, (X,), backend="numpy")
+    assert "stop_gradient()  gradient" in caught.value.__notes__[0]
