@@ -1,4 +1,4 @@
-"""The conformance kit for backends, and checks of code written by users: of its gradients, and for graph breaks.
+"""The conformance kit for backends, and checks of code written by users: gradients, transforms, graph breaks.
 
 Attributes are imported on first access. pytest loads this package in every project where polyarr is installed, and
 most of the kit needs hypothesis, which is an optional dependency (`pip install 'polyarr[testing]'`).
@@ -17,6 +17,7 @@ _HOMES = {
     "CheckFailure": "compare",
     "check_grads": "gradients",
     "assert_gradients_agree": "gradients",
+    "assert_transforms_agree": "transformed",
     "GraphBreak": "xp",
     "GraphBreaks": "xp",
     "graph_breaks": "xp",

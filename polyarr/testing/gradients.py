@@ -145,6 +145,7 @@ def assert_gradients_agree(
             where = f"{leaves.title} on {place.name}"
             expected = _pulled(where, leaves.widened(), _oracle(), seed)
             got = _pulled(where, leaves, place, seed)
+            check_width(where, leaves, got.results)
             try:
                 agree(where, leaves, got, expected)
             except CheckFailure:
@@ -363,6 +364,21 @@ def cotangents_of(results: dict[str, Array], backend: Backend, seed: int) -> dic
         name: Data(a.shape, a.dtype.name, "eighths", seed=seed + i).array(backend) if a.dtype in FLOATS else a
         for i, (name, a) in enumerate(results.items())
     }
+
+
+def check_width(where: str, leaves: Leaves, results: dict[str, np.ndarray]) -> None:
+    """Check that no result is float64 if no argument is; most often a constant inside of fn made it so.
+
+    Raises:
+        CheckFailure: A result is float64.
+    """
+    given = {host.dtype for host in leaves.hosts.values()}
+    for name, host in results.items():
+        if host.dtype == float64 and float64 not in given:
+            what = f"result {name}" if name else "the result"
+            required = f"as narrow as its arguments ({', '.join(sorted(d.name for d in given))})"
+            hint = "make constants with dtype=x.dtype, or cast with astype"
+            raise CheckFailure(f"{where}: {what} is float64; it must be {required}: {hint}")
 
 
 def agree(where: str, leaves: Leaves, got: Pulled, expected: Pulled) -> None:

@@ -526,8 +526,8 @@ def test_the_page_is_a_test_file_that_passes(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Two without a backend, and one on NumPy and, if it starts, on OpenCL.
-    assert re.search(r"^(4 passed|3 passed, 1 skipped) in", done.stdout, re.MULTILINE), done.stdout
+    # Four without a backend, and one on NumPy and, if it starts, on OpenCL.
+    assert re.search(r"^(6 passed|5 passed, 1 skipped) in", done.stdout, re.MULTILINE), done.stdout
 
 
 def test_without_its_extra_the_kit_says_what_to_install():
