@@ -16,6 +16,7 @@ from polyarr.core.current import get_backend
 from polyarr.core.errors import GradientError
 from polyarr.core.spec import DTYPES, FLOATS, Spec, float64, shown
 
+__tracebackhide__ = True  # from pytest: a failure is shown at the line of the test
 _SHOWN = 6  # arguments that a note lists
 
 

@@ -11,6 +11,7 @@ from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, NARROW
 from polyarr.creation import finfo
 from polyarr.testing.tolerance import GRADIENT_FLOOR, allowed, largest, rounded, ties
 
+__tracebackhide__ = True  # from pytest: a failure is shown at the line of the test
 NOISE = 1e-12  # by which equal calls may differ, relative to the largest value: sums in no fixed order; or 16 eps
 LARGE = 4096  # elements above which a failure reports where differences begin
 

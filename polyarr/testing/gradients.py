@@ -32,6 +32,7 @@ from polyarr.testing.strategies import Data
 from polyarr.testing.tolerance import FLOOR, largest
 from polyarr.testing.xp import GRADIENT, GraphBreak, graph_breaks, lines_of
 
+__tracebackhide__ = True  # from pytest: a failure is shown at the line of the test
 STEP = 1e-5  # of central differences in float64: truncation and rounding errors are both about 1e-10
 RELATIVE, ABSOLUTE = 1e-7, 1e-9  # tolerances of a slope, relative to the slope and to the function values
 FINER = 10  # the second step, tried if the slope disagrees with the first one, is this many times smaller

@@ -16,6 +16,7 @@ from polyarr.testing.arguments import Leaves, home_of, with_note
 from polyarr.testing.compare import CheckFailure, bits, same_again, values
 from polyarr.testing.gradients import Pulled, agree, check_width, cotangents_of
 
+__tracebackhide__ = True  # from pytest: a failure is shown at the line of the test
 EXAMPLES = 3  # sets of values that a function gets
 SPREAD = 0.1  # by which the values differ between examples, relative to each: zeros and signs stay
 

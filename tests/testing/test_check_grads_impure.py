@@ -1,10 +1,12 @@
 """Gradient checks of functions that return different values in every call, and of functions without a name."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr.testing import CheckFailure, assert_gradients_agree, check_grads
+from polyarr.testing import CheckFailure, assert_gradients_agree, assert_transforms_agree, check_grads
 
 X = np.random.default_rng(0).standard_normal(3)
 DIFFER = "two calls with the same arguments gave"
@@ -96,3 +98,17 @@ def test_the_line_of_a_gradient_that_stops_in_the_second_order():
     with pytest.raises(CheckFailure, match="order 2") as caught:
         check_grads(cube, (X,), backend="numpy")
     assert "stop_gradient()  gradient" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("check", [check_grads, assert_gradients_agree, assert_transforms_agree])
+def test_pytest_shows_a_failure_at_the_line_of_the_test(check):
+    """Not in the code of the checks, whose locals would fill the screen."""
+    calls = []
+
+    def fn(x):
+        calls.append(0)
+        return x * float(len(calls))
+
+    with pytest.raises(CheckFailure) as caught:
+        check(fn, (X,))
+    assert [entry.path.name for entry in caught.traceback if not entry.ishidden(caught)] == [Path(__file__).name]
