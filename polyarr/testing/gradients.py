@@ -37,6 +37,7 @@ STEP = 1e-5  # of central differences in float64: truncation and rounding errors
 RELATIVE, ABSOLUTE = 1e-7, 1e-9  # tolerances of a slope, relative to the slope and to the function values
 FINER = 10  # the second step, tried if the slope disagrees with the first one, is this many times smaller
 MODES = ("rev", "fwd")
+_MOST_ELEMENTS = 256  # of an argument whose wrong elements are looked for, one by one
 
 
 def check_grads(
@@ -231,7 +232,7 @@ def _check_order(case: _Case, fn: Callable[..., list[Array]], above: tuple) -> N
         path = (mode, *above)
         where = f"{head}, mode {' over '.join(path)}"
         for line, slope, terms in zip(lines, slopes, _TERMS[mode](where, lines, cotangents), strict=True):
-            _compare(where, line, slope, terms, float(size))
+            _compare(where, line, slope, terms, float(size), mode == "rev")
         if len(path) < case.order:
             _check_order(case, _gradient_function(mode, fn, cotangents, case.arrays(u)), path)
 
@@ -279,8 +280,11 @@ def _finite(what: str, found: Array) -> np.ndarray:
     return host
 
 
-def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: float) -> None:
-    """Compare the sum of terms with the numerical slope, and if they differ with the slope of a finer step."""
+def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: float, is_gradient: bool) -> None:
+    """Compare the sum of terms with the numerical slope, and if they differ with the slope of a finer step.
+
+    `is_gradient` says whether the terms are those of the gradient, one for each element of the argument.
+    """
     case, found = line.case, float(terms.sum())
     # The sum goes in a random direction, so its size is that of a random walk with these steps.
     own = np.sqrt(np.square(terms).sum()) + abs(slope)
@@ -301,9 +305,28 @@ def _compare(where: str, line: _Line, slope: float, terms: np.ndarray, size: flo
         f"{where}: the derivative along a random direction of {name} is {found:.9g}, numerically {slope:.9g} "
         f"(off by {abs(found - slope):.3g}, allowed {allowed:.3g}){_kink(line, slope, finer, allowed)}"
     )
+    if is_gradient and 1 < terms.size <= _MOST_ELEMENTS and (wrong := _wrong_elements(line, terms / line.u, allowed)):
+        failure.add_note(wrong)
     if lost := _lost(line):
         failure.add_note(f"no gradient passes these lines:\n{lost}")
     raise failure
+
+
+def _wrong_elements(line: _Line, grad: np.ndarray, allowed: float) -> str:
+    """Return which elements of the gradient of <w, fn> are wrong, by central differences of each; "" if none is."""
+    slopes = np.empty(grad.shape)
+    for at in np.ndindex(grad.shape):
+        one = np.zeros(grad.shape)
+        one[at] = 1
+        slopes[at] = line._replace(u=one).slope(line.case.eps)
+    bad = np.abs(grad - slopes) > allowed
+    if not bad.any():
+        return ""
+    at = np.unravel_index(np.argmax(bad), bad.shape)
+    return (
+        f"{int(bad.sum())} of {bad.size} elements of its gradient differ, the first at {list(map(int, at))}: "
+        f"{grad[at]:.9g}, numerically {slopes[at]:.9g}"
+    )
 
 
 def _lost(line: _Line) -> str:

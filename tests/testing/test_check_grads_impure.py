@@ -87,17 +87,33 @@ def test_the_lines_that_no_gradient_passes_are_listed():
 
     with pytest.raises(CheckFailure) as caught:
         check_grads(scaled, (X,), 1, backend="numpy")
-    lines, _ = caught.value.__notes__
+    _, lines, _ = caught.value.__notes__
     line = scaled.__code__.co_firstlineno + 1
     assert lines.startswith("no gradient passes these lines:\n    times  where ")
     assert f"{__file__.rpartition('/')[2]}:{line}  scaled  float()  values, gradient" in lines
+
+
+@pytest.mark.parametrize("mode", ["rev", "fwd"])
+def test_the_wrong_elements_are_counted(mode):
+    """As where a rule forgets what a block of two does not divide; forward mode has no gradient to look at."""
+    even = lambda x: pa.concat([x[: x.shape[0] // 2 * 2], pa.zeros_like(x[x.shape[0] // 2 * 2 :])])
+    fn = pa.custom_vjp(lambda x: x * x, lambda x: (x * x, x), lambda x, g: (even(2 * g * x),))
+    for x in (np.linspace(1.0, 2.0, 5), np.linspace(1.0, 2.0, 15).reshape(5, 3), np.linspace(1.0, 2.0, 257)):
+        with pytest.raises(CheckFailure) as caught:
+            check_grads(fn, (x,), 1, mode, backend="numpy")
+        notes = caught.value.__notes__
+        rest, at = x.size // len(x), [len(x) - 1] + [0] * (x.ndim - 1)
+        said = f"{rest} of {x.size} elements of its gradient differ, the first at {at}: 0, numerically "
+        is_counted = mode == "rev" and x.size <= 256
+        assert notes[0].startswith(said) if is_counted else not any("elements" in note for note in notes)
+        assert notes[-1].startswith("to reproduce it")
 
 
 def test_the_line_of_a_gradient_that_stops_in_the_second_order():
     cube = pa.custom_vjp(lambda x: x**3, lambda x: (x**3, pa.stop_gradient(x)), lambda x, g: (g * 3 * x * x,))
     with pytest.raises(CheckFailure, match="order 2") as caught:
         check_grads(cube, (X,), backend="numpy")
-    assert "stop_gradient()  gradient" in caught.value.__notes__[0]
+    assert "stop_gradient()  gradient" in caught.value.__notes__[1]
 
 
 @pytest.mark.parametrize("check", [check_grads, assert_gradients_agree, assert_transforms_agree])
