@@ -328,7 +328,7 @@ _NN = {
     "pa.log_softmax": "LogSoftmax",
     "pa.tanh": "Tanh",
     "pa.reshape": "Flatten Unflatten",
-    "pa.reshape, then pa.permute_dims": "PixelShuffle",
+    "pa.permute_dims  # between two calls of pa.reshape": "PixelShuffle",
     "lambda x: x": "Identity Lambda",
     "lambda x, y: x * pa.sigmoid(y)": "GLU",
     "pa.pad": "ConstantPad1d ConstantPad2d ZeroPad1d ZeroPad2d",
