@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+import polyarr.testing
 from polyarr.core import names
 from tests.helpers.root import ROOT
 
@@ -165,6 +166,20 @@ def test_the_error_inside_a_property_is_shown() -> None:
         Broken().width  # noqa: B018
 
 
+def test_checks_of_gradients_are_found_from_everywhere() -> None:
+    for module in (pa, pa.autograd, pa.testing):
+        for name in ("gradcheck", "gradgradcheck", "test_util"):
+            with pytest.raises(AttributeError, match=f"^{module.__name__} has no '{name}'; write from polyarr.test"):
+                getattr(module, name)
+    with pytest.raises(AttributeError, match=r"^polyarr.autograd has no 'Function'; write pa.custom_vjp$"):
+        pa.autograd.Function  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.testing has no 'assert_close': call numpy.testing.assert"):
+        pa.testing.assert_close  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.testing has no 'check_grad'; did you mean check_grads\?$"):
+        pa.testing.check_grad  # noqa: B018
+    np.testing.assert_allclose(pa.ones(3), pa.ones(3))
+
+
 def test_every_table_has_a_place() -> None:
     assert PLACES.keys() == names.HINTS.keys()
 
@@ -185,7 +200,7 @@ PREFIXES = {
 MODULES = {name: f"polyarr.{name}" for name in ("fft", "linalg", "random", "optim", "tree")} | {"amp": "polyarr.optim"}
 FOREIGN = re.compile(rf"\b({'|'.join(PREFIXES)})\.((?:\w+\.)*)(\w+)")
 # Names of modules, and those that mean something else elsewhere.
-NO_NAME = {"gradcheck", "check_grads", "CUDAGraph", "Function", "initialize", "init", "func", "dlpack", "trace", "at"}
+NO_NAME = {"gradcheck", "check_grads", "CUDAGraph", "initialize", "init", "func", "dlpack", "trace", "at"}
 
 
 def rows() -> list[tuple[str, str, str]]:

@@ -231,7 +231,8 @@ _FUNCTIONS = {
     # transforms, trees, devices
     "pa.checkpoint": "remat",
     "pa.compile": "function jit",
-    "pa.custom_vjp": "custom_function custom_gradient",
+    "pa.custom_vjp": "Function custom_function custom_gradient",
+    "from polyarr.testing import check_grads": "check_grads check_jvp check_vjp gradcheck gradgradcheck test_util",
     "pa.evaluate": "pure_callback",
     "pa.grad": "GradientTape gradient",
     "pa.vmap": "apply_along_axis vectorize",
@@ -472,6 +473,7 @@ _INSTEAD = {
     "compute the loss with model.astype(pa.bfloat16)": "amp autocast",
     "use world.all_reduce or world.mean, where world = pa.distributed.init()": "psum pmean all_sum all_reduce",
     "print programs() of the compiled function": "make_jaxpr",
+    "call numpy.testing.assert_allclose, which takes any arrays": "assert_allclose assert_array_equal assert_close",
     "set POLYARR_COMPILE=0": "disable_jit",
     "take an optimizer for each part with its own lr; decays= chooses what decays, freeze() what is fixed": (
         "add_param_group masked multi_transform param_groups"
@@ -530,7 +532,7 @@ _SENTENCES, _COMPILE_SENTENCES = _by_name(_INSTEAD), _by_name(_INSTEAD_IN_COMPIL
 
 def hint(place: str, name: str) -> str:
     """Return what to do instead of using a name of another library, as the end of an error message, or ""."""
-    code = HINTS[place].get(name)
+    code = HINTS.get(place, {}).get(name)
     if not code and place not in ("Module", "Optimizer", "compile"):
         homes = ("polyarr", *(() if place == "Array" else ("polyarr.nn", "polyarr.optim", "polyarr.linalg")))
         own = (home for home in homes if home != place and name in getattr(sys.modules.get(home), "__all__", ()))

@@ -7,6 +7,8 @@ most of the kit needs hypothesis, which is an optional dependency (`pip install 
 import importlib
 from typing import Any
 
+from polyarr.core.names import unknown
+
 LEVELS = ("core", "autograd", "nn", "gpt", "huge", "endurance")  # of the kit; each includes those before it
 USUAL_LEVEL = "gpt"  # the default
 _HOMES = {
@@ -27,7 +29,7 @@ __all__ = ["LEVELS", "USUAL_LEVEL", *_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise AttributeError(unknown(__name__, name, __all__))
     try:
         module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
     except ImportError as error:
