@@ -172,7 +172,8 @@ class Backend(NamedTuple):
         upload: numpy.ndarray -> buffer that owns its memory.
         download: buffer -> C-contiguous numpy.ndarray owned by the caller. Waits for the buffer's value.
         synchronize: () -> None. Waits for all enqueued work. Raises the error of a kernel that no download has raised.
-        dtypes: dtypes of the arrays that the backend can hold; by default all but the complex ones.
+        dtypes: dtypes of the arrays that the backend can hold; by default all but the complex ones. bool, int32, int64,
+            uint32 and float32 are required.
         hardware: One line that describes the hardware. (`Array.device` is `name`.)
         memory: () -> bytes by name: "in use", "peak", "held", "limit". Empty if unknown.
         unordered: Ops that are not deterministic: the last bits of their results may differ between calls.
