@@ -8,6 +8,7 @@ import numpy as np
 from polyarr import random
 from polyarr.autograd import vjp
 from polyarr.batching import vmap
+from polyarr.capture.compile import Compiled
 from polyarr.capture.compile import compile as compiled
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
@@ -35,12 +36,13 @@ def assert_transforms_agree(
     itself. Results and gradients must be those of the plain function: in one compiled function for all values, whose
     first call captures it, and in one call of vmap in which every floating-point array has one example per set of
     values along axis 0. Arguments that are not floating-point arrays stay fixed and, as numbers, are dynamic scalars
-    of the compiled function: close over a setting that `fn` reads, as in `lambda x: fn(x, axis=1)`.
+    of the compiled function: if `fn` reads one, give `pa.compile(fn, constants=("axis",))` or `lambda x: fn(x, 1)`.
 
     Code that a transform refuses, such as `if x > 0`, raises the transform's own error, which names the line.
 
     Args:
-        fn: Function of `args` that returns a tree with at least one floating-point array.
+        fn: Function of `args` that returns a tree with at least one floating-point array. A compiled function, such as
+            one with `captures`, is checked as it is.
         args: Tuple of the arguments, as in `check_grads`: those of one example.
         transforms: "compile", "vmap" or both.
         backend: Backend to compute on; by default that of the first polyarr array in `args`, else the current one.
@@ -67,7 +69,8 @@ def assert_transforms_agree(
     leaves = Leaves.of("assert_transforms_agree", fn, args)
     home = home_of(args) if backend is None else get_backend(backend)
     with with_note(leaves, {"transforms": chosen, "backend": home.name, "seed": seed}), use_backend(home):
-        case = _Case.of(leaves, home, seed)
+        whole = fn if isinstance(fn, Compiled) else compiled(fn)
+        case = _Case.of(leaves._replace(fn=whole.fn), home, seed, whole)
         _check_arguments(case)
         plain = [case.pulled(case.gradients, hosts) for hosts in case.examples]
         check_width(case.where, leaves, plain[0].results)
@@ -86,13 +89,14 @@ class _Case(NamedTuple):
     seed: int
     placed: list[Any]  # leaves.placed
     examples: list[list[np.ndarray]]  # values of the floating-point arrays
+    compiled: Compiled  # the function
 
     @classmethod
-    def of(cls, leaves: Leaves, backend: Backend, seed: int) -> "_Case":
+    def of(cls, leaves: Leaves, backend: Backend, seed: int, whole: Compiled) -> "_Case":
         rng = np.random.default_rng(seed)
         hosts = list(leaves.hosts.values())
         moved = [[_moved(host, rng) for host in hosts] for _ in range(EXAMPLES - 1)]
-        return cls(leaves, backend, seed, leaves.placed(backend), [hosts, *moved])
+        return cls(leaves, backend, seed, leaves.placed(backend), [hosts, *moved], whole)
 
     @property
     def where(self) -> str:
@@ -148,11 +152,11 @@ def _check_arguments(case: _Case) -> None:
 
 def _check_compiled(case: _Case, plain: list[Pulled]) -> None:
     """Check the value of the compiled function, called as its users do, and its gradients."""
-    whole, gradients = compiled(case.leaves.fn), compiled(case.gradients)
+    gradients = compiled(case.gradients, captures=case.compiled.captures)
     for n, (hosts, expected) in enumerate(zip([*case.examples, case.examples[0]], [*plain, plain[0]], strict=True)):
         where = f"{case.where}, compiled, {'first call' if not n else 'a later call'}"
         with random.restored((case.seed, 0)):
-            results = case.leaves.results(whole(*case.args(hosts)))
+            results = case.leaves.results(case.compiled(*case.args(hosts)))
         got = Pulled(dict(zip(results, values(where, results), strict=True)), expected.grads)
         agree(where, case.leaves, got, expected)
         agree(where, case.leaves, case.pulled(gradients, hosts), expected)

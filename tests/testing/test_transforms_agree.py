@@ -60,6 +60,26 @@ def test_in_narrow_dtypes(backend, dtype):
     assert_transforms_agree(lambda x: pa.softmax(x), (x,))
 
 
+class Net(nn.Module):
+    def __init__(self):
+        self.inner = nn.Linear(4, 2)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+    def loss(self, x):
+        return pa.mean(self(x) ** 2)
+
+
+def test_modules_methods_and_compiled_functions_use_their_own_arrays():
+    with use_backend("numpy"):
+        net, w = Net(), pa.ones(4)
+        for fn in (net, net.loss, pa.compile(lambda x: net(x * w), captures=(net, w))):
+            assert_transforms_agree(fn, (normal(3, 4),))
+        text = failure_of(lambda x: x * w, (normal(3, 4),), kind=CaptureError)
+        assert "that the function was not given; make it an argument" in text
+
+
 def subtracts(x, rest):
     x -= pa.mean(x)
     return x * rest["k"]
