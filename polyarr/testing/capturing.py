@@ -39,7 +39,7 @@ def check_captured(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _compare(op: Op, backend: Backend, sample: Sample) -> None:
     constants = {name: value for name, value in sample.params.items() if name not in op.inputs}
-    others = [s.params for s in other_params(sample) if is_valid(op, s) and s.dtypes() <= backend.dtypes]
+    others = [s.params for s in other_params(sample) if is_valid(op, s) and s.is_held(op, backend.dtypes)]
 
     def whole(args: tuple, named: dict[str, Any], cotangents: Any) -> Any:
         call = replace(sample, params={**constants, **named})

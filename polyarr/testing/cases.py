@@ -314,7 +314,7 @@ def first_examples(backend: Backend) -> dict[Op, Sample]:
 def first_example(op: Op, backend: Backend) -> Sample | None:
     """Return the simplest call of an op in dtypes that the backend holds, or None if there is no such call."""
     entry = SAMPLES[op]
-    drawn = _drawn(_Drawing(_either(op, entry, entry.usual), backend.dtypes, zlib.crc32(op.name.encode()), FAST))
+    drawn = _drawn(_Drawing(op, _either(op, entry, entry.usual), backend.dtypes, zlib.crc32(op.name.encode()), FAST))
     return _various(entry, drawn[0]) if drawn else None
 
 
@@ -343,8 +343,9 @@ def _with_note(check: Callable, arguments: str) -> Iterator[None]:
 
 
 class _Drawing(NamedTuple):
-    """The examples that hypothesis draws: those of a strategy that use only a backend's dtypes."""
+    """The examples that hypothesis draws: calls of an op, of a strategy, that use only a backend's dtypes."""
 
+    op: Op
     strategy: SearchStrategy[Sample]
     dtypes: frozenset
     seed: int
@@ -366,7 +367,7 @@ class _Drawing(NamedTuple):
                 report_multiple_bugs=False,  # one failure, with its note
                 suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  # its own __iter__
                 phases=phases,
-            )(given(self.strategy.filter(lambda s: s.dtypes() <= self.dtypes))(run))
+            )(given(self.strategy.filter(lambda s: s.is_held(self.op, self.dtypes)))(run))
         )()
 
 
@@ -402,7 +403,7 @@ def _examine(
     _check_offered(op, backend)
     tried = _part(effort.examples, share)
     examples = tried if is_alone else effort.examples
-    drawing = _Drawing(strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, examples)
+    drawing = _Drawing(op, strategy, backend.dtypes, zlib.crc32(op.name.encode()) + effort.seed, examples)
     drawn = _drawn(drawing)[:tried]
     if not drawn:
         raise Lacking(f"{backend.name} does not hold the dtypes that {op.name} needs")

@@ -249,7 +249,7 @@ def check_numbers(op: Op, backend: Backend, template: Sample) -> None:
     """Check the value of calls with numbers that narrower dtypes cannot hold and naive sums lose."""
     entry = SAMPLES[op]
     for sample in numbers(op, entry, entry.usual, template):
-        if sample.dtypes() <= backend.dtypes:
+        if sample.is_held(op, backend.dtypes):
             check_forward(op, backend, sample)
 
 
@@ -263,7 +263,7 @@ def compare_with_reference(op: Op, backend: Backend, sample: Sample) -> None:
 @check
 def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
     """Check that an index out of range raises IndexError at once or at the next download, and that later calls work."""
-    for wrong in _wrong_indices(op, sample):
+    for wrong in (w for w in _wrong_indices(op, sample) if w.is_held(op, backend.dtypes)):
         try:
             found = [a.tolist() for a in tree.leaves(op(*wrong.arrays(backend), **wrong.params))]
         except IndexError:

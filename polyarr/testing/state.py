@@ -99,7 +99,7 @@ def _variants(op: Op, backend: Backend, sample: Sample) -> Iterator[Sample]:
     found += [other.with_layout("transposed") for other in changed]
     found += [sample.with_layout(layout) for layout in ("transposed", "offset")]
     for other in found:
-        if other.dtypes() <= backend.dtypes and is_valid(op, other):
+        if is_valid(op, other) and other.is_held(op, backend.dtypes):
             yield other
 
 

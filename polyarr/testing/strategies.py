@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from polyarr import tree
-from polyarr.core.array import Array, from_numpy
+from polyarr.core.array import Array, flatten, from_numpy
 from polyarr.core.backend import Backend
-from polyarr.core.spec import COMPLEX, FLOATS, INEXACT, Spec, as_dtype, real_of
+from polyarr.core.spec import COMPLEX, DTYPES, FLOATS, INEXACT, Spec, as_dtype, real_of
 from polyarr.creation import finfo
 from polyarr.testing.layouts import LAYOUTS, REPEATING, first_slice
 from polyarr.testing.shaped import MATRICES, OF_COMPLEX
@@ -443,6 +443,18 @@ class Sample:
         """Return the dtypes of the inputs, and that of the parameter dtype."""
         named = [d.dtype for d in tree.leaves(self.inputs) if isinstance(d, Data)]
         return frozenset(map(as_dtype, filter(None, (*named, self.params.get("dtype")))))
+
+    def is_held(self, op: Callable, dtypes: frozenset[np.dtype]) -> bool:
+        """Return whether the inputs and the results of the call of an op have these dtypes, those of a backend."""
+        if not self.dtypes() <= dtypes:
+            return False
+        if dtypes >= {*DTYPES}:
+            return True
+        try:
+            found = op(*self.specs(), **self.params)
+        except (TypeError, ValueError, IndexError):  # polyarr's own exceptions are subclasses; the check is about this
+            return True
+        return {spec.dtype for spec in flatten((found,)) if spec is not None} <= dtypes
 
     def specs(self) -> tuple:
         """Return the inputs as Specs, without values."""

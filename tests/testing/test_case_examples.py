@@ -18,7 +18,7 @@ def test_of_each_op_with_a_case_of_aliases_some_inputs_are_alike():
     for op, entry in drawing.SAMPLES.items():
         strategy = KINDS["alias"].draws(op, entry, entry.usual)
         if strategy is not None:
-            assert drawing._drawn(drawing._Drawing(strategy, frozenset(DTYPES), 0, 4)), op.name
+            assert drawing._drawn(drawing._Drawing(op, strategy, frozenset(DTYPES), 0, 4)), op.name
 
 
 def test_an_example_that_fails_whenever_it_is_tried_is_not_called_unsteady(monkeypatch):
