@@ -270,8 +270,8 @@ def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
             continue
         name, at = op.inputs[op.indices[0]], wrong.inputs[op.indices[0]]
         raise CheckFailure(
-            f"{label_of(op, backend)}: {name} {at.numpy().tolist()} ({at.dtype}) of {at.limit} gave {found}; "
-            "expected an IndexError"
+            f"{label_of(op, backend)}: {name} {at.numpy().tolist()} ({at.dtype}) of {at.limit} gave "
+            f"{np.ravel(found[0])[:4].tolist()}; expected an IndexError"
         )
     check_forward(op, backend, sample)
 

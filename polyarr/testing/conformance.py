@@ -117,10 +117,11 @@ def _unchecked(case: Case, backend: Backend) -> str:
 
 
 OUT_OF_PROCESS = ("program-cache", "first-calls", "calls")  # checks that run in other processes, or for minutes
+WITH_OTHERS = ("backend", "layer", "captured", "batched")  # checks that call ops beside the one that they are about
 
 
 def _uses(case: Case, backend: Backend) -> set[str]:
-    """Return the names of the ops whose kernels a case calls, judged by the simplest call of its op."""
+    """Return the names of the ops whose kernels a case calls, judged by one example."""
     called: set[str] = set()
 
     def watched(op: Op, call: Callable) -> Callable:
@@ -137,7 +138,7 @@ def _uses(case: Case, backend: Backend) -> set[str]:
 
     recording = backend._replace(kernels={op: changed(op, kernel) for op, kernel in backend.kernels.items()})
     with contextlib.suppress(Exception):
-        if case.check in ("backend", "layer"):
+        if case.check in WITH_OTHERS:
             if case.subject not in OUT_OF_PROCESS:
                 case.run(recording, Effort(1))
         else:
