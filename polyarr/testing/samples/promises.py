@@ -109,6 +109,11 @@ for _shape, _axis in (((0,), 0), ((3, 0), 1), ((0, 3), 0), ((0, 3), None), ((2, 
 for _n, _correction in ((1, 1.0), (2, 2.0), (3, 5.0)):  # too few elements for the correction
     _add(VALUES, (ops.var, ops.std), Sample((Data((_n, 4)),), {"axis": 0, "correction": _correction}))
 _add(GRADIENTS, _PRODUCTS, Sample((Data((3, 0)), Data((0, 4)))), Sample((Data((2, 3, 0)), Data((2, 0, 4)))))
+for _shape in ((0, 5, 3), (2, 5, 0)):  # beside the axis that is indexed
+    _empty, _into = Data(_shape), Data((_shape[0], 4, _shape[2]), seed=1)
+    _at = Data((4,), "int64", "unique", limit=5)
+    _add(VALUES, [ops.take], Sample((_empty, _at), {"axis": 1}))
+    _add(VALUES, (ops.scatter, ops.scatter_add), Sample((_empty, _at, _into), {"axis": 1}))
 for _rate in (0.0, 1.0, 2.0**-24, 1 - 2.0**-24):
     _add(GRADIENTS, [ops.dropout], Sample((Data((3, 33)), 2**64 - 1, 2**40 + 1), {"rate": _rate}))
 

@@ -58,6 +58,21 @@ for _op, _change, _name in (
     wrapping("numpy", _op, _name, caught(f"indices-{_op.name}"), moved(_change))
 
 
+def folded(kernel):
+    """Return a kernel that forgets the shape of a result without elements."""
+
+    def changed(out, *bufs, axis):
+        found = kernel(out, *bufs, axis=axis)
+        return found if found.size else found.reshape(-1)
+
+    return changed
+
+
+for _op in (ops.scatter, ops.scatter_add):
+    _name = f"promised-{_op.name}"
+    wrapping("numpy", _op, f"{_op.name}: empty axes are lost", {_name: r"came as float32\[0\]; it must be"}, folded)
+
+
 def own(op, name, run):
     """Give the op a kernel instead of its decomposition."""
 
