@@ -17,8 +17,7 @@ from polyarr.saving.tensor_file import CODES, TensorFile, source_of, write_array
 from polyarr.schema import in_one_line
 
 _TREE = "polyarr.tree"  # metadata key of the tree as JSON, with arrays by name
-
-
+# Suffixes of other formats, whose readers would not accept the file.
 _OF_OTHERS = {".npy", ".npz", ".pt", ".pth", ".pkl", ".pickle", ".h5", ".hdf5", ".gguf", ".onnx", ".msgpack", ".json"}
 
 

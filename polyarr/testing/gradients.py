@@ -377,12 +377,12 @@ def _pulled(where: str, leaves: Leaves, backend: Backend, seed: int) -> Pulled:
     """Return fn's results and its gradients for a cotangent whose values are the same in every dtype."""
     with use_backend(backend):
         results, pull = vjp(leaves.on(backend, seed), *leaves.arrays(backend))
-        grads = pull(cotangents_of(results, backend, seed))
+        grads = pull(cotangents_by_name(results, backend, seed))
     hosts = dict(zip(results, values(where, results), strict=True))
     return Pulled(hosts, dict(zip(leaves.names, values(where, grads), strict=True)))
 
 
-def cotangents_of(results: dict[str, Array], backend: Backend, seed: int) -> dict[str, Array]:
+def cotangents_by_name(results: dict[str, Array], backend: Backend, seed: int) -> dict[str, Array]:
     """Return a cotangent for each floating-point result, with the same values in every dtype; else the result."""
     return {
         name: Data(a.shape, a.dtype.name, "eighths", seed=seed + i).array(backend) if a.dtype in FLOATS else a

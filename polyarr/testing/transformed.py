@@ -15,7 +15,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.testing.arguments import Leaves, home_of, with_note
 from polyarr.testing.compare import CheckFailure, bits, same_again, values
-from polyarr.testing.gradients import Pulled, agree, check_width, cotangents_of
+from polyarr.testing.gradients import Pulled, agree, check_width, cotangents_by_name
 
 __tracebackhide__ = True  # from pytest: a failure is shown at the line of the test
 EXAMPLES = 3  # sets of values that a function gets
@@ -45,7 +45,7 @@ def assert_transforms_agree(
             one with `captures`, is checked as it is.
         args: Tuple of the arguments, as in `check_grads`: those of one example.
         transforms: "compile", "vmap" or both.
-        backend: Backend to compute on; by default that of the first polyarr array in `args`, else the current one.
+        backend: Backend to compute on; None: the one on which the first polyarr array of `args` is, or the current one.
         seed: Seed of the values, the cotangent, and of the numbers that `fn` draws with polyarr.random.
 
     Raises:
@@ -118,7 +118,8 @@ class _Case(NamedTuple):
         """
         placed = [rest.get(i, leaf) for i, leaf in enumerate(self.placed)]
         results, pull = vjp(lambda *a: self.leaves.results(self.leaves.fn(*self.leaves.filled(placed, a))), *found)
-        return results, dict(zip(self.leaves.names, pull(cotangents_of(results, self.backend, self.seed)), strict=True))
+        grads = pull(cotangents_by_name(results, self.backend, self.seed))
+        return results, dict(zip(self.leaves.names, grads, strict=True))
 
     def pulled(self, gradients: Callable, hosts: Sequence[np.ndarray]) -> Pulled:
         """Return what `gradients`, self.gradients or a transform of it, computes."""
