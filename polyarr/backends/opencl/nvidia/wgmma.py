@@ -44,7 +44,6 @@ MIN_SPLIT_SIZE = {2: 1400, 3: 1200}  # likewise of splitting float32 into this m
 WORKSPACE_FRACTION = 16  # split operands may take this fraction of the device's memory (1 / 16)
 MIN_STEPS_PER_GROUP = 8  # steps of k that are worth a work-group
 SHARED = 1.04  # relative cost of products of shared tiles
-MAX_TURNS = 16  # tiles per multiprocessor, beyond which power is the limit and larger tiles need less of it
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,13 @@ class Tile:
 
 
 # The cost of a step of k by tile, in columns: narrow tiles read x more often. Where two tiles alternate (TURNS), a step
-# costs more, but writing one overlaps with multiplying the other; their sums leave an activation too few registers to
-# compute several numbers at once.
-IN_TURN = Tile(192, 4, 2, 1)
+# costs more, but writing one overlaps with multiplying the other.
 COSTS: dict[Tile, float]
-COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, IN_TURN: 210}
+COSTS = {Tile(256, 4, 2): 256, Tile(192, 4, 2): 196, Tile(128, 6, 2): 141, Tile(64, 8, 2): 100, Tile(192, 4, 2, 1): 210}
+
+# Likewise with an activation other than relu, to which the sums of wide tiles that alternate leave too few registers.
+# Narrow ones would suit other products, too, but need more power, which limits a training step.
+ACTIVATED_COSTS = {tile: cost for tile, cost in COSTS.items() if not tile.TURNS} | {Tile(128, 6, 2, 1): 128}
 
 
 class Choice(NamedTuple):
@@ -83,17 +84,16 @@ TERMS_COSTS: dict[int, dict[Tile, float]] = {
 }
 
 
-def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS, activation: str = "none") -> Choice:
+def choose(p: Problem, units: int, costs: dict[Tile, float] = COSTS) -> Choice:
     """Return the fastest tile on this number of multiprocessors."""
-    tiles = costs if activation in ("none", "relu") else [tile for tile in costs if not tile.TURNS]
-    return min(_choices(p, units, tiles), key=lambda found: _time(p, found, units, costs[found.tile]))
+    return min(_choices(p, units, costs), key=lambda found: _time(p, found, units, costs[found.tile]))
 
 
 def _choices(p: Problem, units: int, candidates: Iterable[Tile]) -> Iterator[Choice]:
     steps = blocks_in(p.k, STEP)
     for tile in candidates:
         tiles = _tiles(p, tile)
-        if tile.TURNS and not units < tiles <= MAX_TURNS * units:
+        if tile.TURNS and tiles <= units:
             continue
         yield Choice(tile, 0, min(units, tiles), _raster(p, tile, units))
         groups = units - units % tiles if 2 * tiles <= units else units  # equal shares if there are few tiles
@@ -143,11 +143,12 @@ def plan(
         if split_bytes(p, terms) > device.features.global_memory // WORKSPACE_FRACTION:
             return None
         with_im2col = p._replace(k=passes(terms) * blocks_in(p.k, STEP) * STEP)
-        choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms], epilogue.activation)
+        choice = choose(with_im2col, device.features.compute_units, TERMS_COSTS[terms])
     elif any(copies):
         return copies if min(p.m, p.n) >= MIN_COPY_SIZE and operations >= MIN_COPY_SIZE**3 else None
     else:
-        choice = choose(p, device.features.compute_units, activation=epilogue.activation)
+        costs = COSTS if epilogue.activation in ("none", "relu") else ACTIVATED_COSTS
+        choice = choose(p, device.features.compute_units, costs)
     macros = _macros(dtype, p, choice, epilogue, pitch)
     if not is_sound_program(device, VARIANT, macros, partial(_check, device, dtype, macros, epilogue)):
         return None

@@ -307,7 +307,7 @@ def test_an_operand_is_copied_for_a_variant_that_asks_for_it(device, monkeypatch
         ((8192, 3072, 768), 192, "in turn"), ((8192, 2304, 768), 192, "in turn"), ((8192, 768, 768), 192, "in turn"),
         ((8192, 768, 3072), 192, ""), ((3072, 768, 8192), 192, "shared"), ((768, 768, 8192), 128, "shared"),
         ((768, 3072, 8192), 192, "shared"), ((2304, 768, 8192), 128, ""),
-        ((8192, 50257, 768), 256, ""), ((8192, 768, 50257), 192, ""), ((50257, 768, 8192), 256, ""),
+        ((8192, 50257, 768), 192, "in turn"), ((8192, 768, 50257), 192, ""), ((50257, 768, 8192), 256, ""),
     ],
 )  # fmt: skip
 def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> None:
@@ -315,11 +315,15 @@ def test_tiles_of_hopper_are_those_that_were_fastest(shape, columns, how) -> Non
     assert (found.tile.COLUMNS, "in turn" if found.tile.TURNS else "shared" if found.shared else "") == (columns, how)
 
 
-def test_tiles_in_turn_leave_an_activation_too_few_registers() -> None:
-    assert not wgmma.choose(problem(8192, 3072, 768), 132, activation="gelu_tanh").tile.TURNS
+@pytest.mark.parametrize("shape", [(8192, 3072, 768), (8192, 6400, 1600), (8192, 4096, 1024), (4096, 4096, 4096)])
+def test_narrow_tiles_in_turn_leave_an_activation_registers(shape) -> None:
+    tile = wgmma.choose(problem(*shape), 132, wgmma.ACTIVATED_COSTS).tile
+    assert (tile.COLUMNS, tile.TURNS) == (128, 1)
 
 
-@pytest.mark.parametrize("tile", dict.fromkeys(tile for costs in wgmma.TERMS_COSTS.values() for tile in costs))
+@pytest.mark.parametrize(
+    "tile", dict.fromkeys(tile for costs in (*wgmma.TERMS_COSTS.values(), wgmma.ACTIVATED_COSTS) for tile in costs)
+)
 def test_tiles_fill_a_multiprocessors_local_memory_and_no_more(tile) -> None:
     stages = tile.STAGES * (1 + tile.TOGETHER) * (wgmma.ROWS + tile.COLUMNS) * 128
     assert stages + wgmma.SIDES * (tile.BUFFERS * 8192 + 8) + tile.STAGES * 16 <= 231_424
