@@ -503,7 +503,9 @@ static inline ACC activate_relu(ACC x) { return x < 0 ? 0 : x; }  // propagates 
 static inline ACC slope_relu(ACC x) { return x > 0; }
 
 #if FLOATING
-static inline ACC activate_silu(ACC x) { return x / (1 + EXP(-x)); }
+static inline ACC activate_silu(ACC x) {
+    return sizeof(T) == 2 ? x * RECIPROCAL_TO_T(1 + EXP_TO_T(-x)) : x / (1 + EXP(-x));
+}
 static inline ACC slope_silu(ACC x) {
     const ACC s = RECIPROCAL_TO_T(1 + EXP_TO_T(-x));
     return s + x * s * (1 - s);
