@@ -13,21 +13,21 @@ VARIABLES = {
     "POLYARR_TRACE=1": "print each call of an op to stderr: its inputs, its result, and what computes it; "
     "when a function is captured, why again, and when its program runs; on OpenCL also which variant of its kernels "
     "was chosen, and why",
-    "POLYARR_TRACE=2": "also what the device is given to do, how it is divided, the bytes, and how long it took; waits "
-    "for the device each time",
+    "POLYARR_TRACE=2": "also each launch on the device, its work-groups, its bytes, and how long it took; waits for "
+    "the device each time",
     "POLYARR_DEBUG=1": "wait for the device after each kernel, so that an error is raised where its cause is, and show "
     "the compiler's warnings",
-    "POLYARR_CHECK_LAUNCHES=1": "have OpenCL devices that are started now compare every buffer that a kernel is given "
-    "with what the op requires, and refuse another shape, dtype, size or device: slower, for tests of kernels",
+    "POLYARR_CHECK_LAUNCHES=1": "compare every buffer that an OpenCL kernel gets with what the op requires, and refuse "
+    "another shape, dtype, size or device: slower, for tests of kernels. Read when a device is started",
     "POLYARR_NO_CACHE=1": "neither read nor write compiled kernels (otherwise in `polyarr/kernels` in the user's cache "
     "folder, `~/.cache`)",
-    "POLYARR_DRIVER": "cuda or opencl: the driver of NVIDIA's devices that are started now; by default CUDA's, where "
-    "it is there. The compiler is OpenCL's in both cases",
-    "POLYARR_COMPILE=0": "what polyarr.compile gives from now on calls the plain function, for debugging",
-    "POLYARR_VARIANTS": "use only these of the kernels that are for some devices, separated by commas; empty for none",
+    "POLYARR_DRIVER": "cuda or opencl: the driver of NVIDIA's devices, read when a device is started; by default "
+    "CUDA's, where it is installed. The compiler is OpenCL's in both cases",
+    "POLYARR_COMPILE=0": "functions compiled from then on call the plain function, for debugging",
+    "POLYARR_VARIANTS": "use only these variants of kernels for NVIDIA's GPUs, such as wgmma,mma; empty for none",
     "POLYARR_KERNELS": "cpu or gpu: run the kernels for such devices, whatever the OpenCL device is; for tests",
-    "POLYARR_DETERMINISTIC=0": "let a GPU that is started now add at equal indices with atomics: not the same to the "
-    "last bit from run to run",
+    "POLYARR_DETERMINISTIC=0": "let a GPU add at equal indices with atomics: not the same to the last bit from run to "
+    "run. Read when a device is started",
 }
 SECRETS = ("POLYARR_API_KEY",)  # variables whose values are never shown
 NAMES = tuple(dict.fromkeys(name.partition("=")[0] for name in VARIABLES))
