@@ -3,12 +3,12 @@
     python benchmarks/decode.py [--preset shakespeare-char] [--backend opencl] [--batch-size 1] [--tokens 128]
                                 [--turns 5] [--threads 2] [--weights int8,q8_0,q4_0]
     python benchmarks/decode.py --preset gpt2-124m --torch-device cuda [--dtype bfloat16] [--torch-compile]
-    python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16
+    python benchmarks/decode.py --preset llama-3.2-1b --torch-device cuda --dtype bfloat16 [--torch-compile]
     either with                 [--json FILE] [--png FILE]
 
 All decode greedily from the same random weights, from the start of a text, alternating in one process. polyarr's KV
 cache has the length of the whole context and is overwritten in place if compiled; PyTorch's eager model has one that
-grows, and with --torch-compile a GPT that becomes CUDA graphs has one as long as polyarr's. If transformers is
+grows, and with --torch-compile a model that becomes CUDA graphs has one as long as polyarr's. If transformers is
 installed, its model of the same weights decodes with its own `generate`. A turn is timed
 until its tokens are computed; nothing is read before. "host" is the CPU time of the calling thread. polyarr's tokens
 must be equal in both modes, and first logits must agree, or nothing is timed; for float32 the agreement with
@@ -29,6 +29,7 @@ from polyarr.models import save_pretrained
 from polyarr.models.gpt import GPTModel
 from polyarr.models.llama import PRESETS as LLAMAS
 from polyarr.models.llama import LlamaModel
+from polyarr.nn import turns
 from polyarr.training import PRESETS
 
 try:
@@ -140,15 +141,14 @@ class Transformers(Writer):
         return torch.cat(found, 1).cpu().numpy()
 
 
-class Compiled(PyTorch):
-    """PyTorch's model by torch.compile with CUDA graphs, with a KV cache of the whole context."""
+class Compiled(Writer):
+    """A model in PyTorch by torch.compile with CUDA graphs, with a KV cache of the whole context."""
 
-    def __init__(self, recipe, model, device, batch, dtype):
-        super().__init__(recipe, model, device, batch, dtype)
-        config, size = self.config, self.config.emb_dim // self.config.n_heads
-        shape = batch, config.n_heads, config.context_length, size
-        self.places, self.at = torch.arange(config.context_length, device=device), None
-        self.static = {f"blocks.{i}.att": [torch.zeros(shape, device=device, dtype=dtype) for _ in "kv"]
+    def compile(self, batch, heads, size, dtype):
+        """Make the cache, and compile the step of a token."""
+        config, shape = self.config, (batch, heads, self.config.context_length, size)
+        self.places, self.at = torch.arange(config.context_length, device=self.device), None
+        self.static = {f"blocks.{i}.att": [torch.zeros(shape, device=self.device, dtype=dtype) for _ in "kv"]
                        for i in range(config.n_layers)}  # fmt: skip
         for cache in self.static.values():
             for x in cache:
@@ -156,21 +156,14 @@ class Compiled(PyTorch):
         self.step = torch.compile(self.following, mode="reduce-overhead", fullgraph=True)
 
     def begin(self):
-        super().begin()
+        self.token = torch.full((self.batch, 1), FIRST, device=self.device)
         self.now = torch.zeros(1, dtype=torch.int64, device=self.device)
 
-    def attention(self, x, name):
-        b, t, c = x.shape
-        parts = self.linear(x, f"{name}.qkv").view(b, t, 3, self.config.n_heads, -1)
-        q, *new = (a.transpose(1, 2) for a in parts.unbind(2))  # (B, H, 1, D)
+    def attended(self, q, new, name):
+        """Store new keys and values (B, heads, 1, D), and return attention of queries (B, heads, n, D)."""
         for cache, x in zip(self.static[name], new, strict=True):
             cache.index_copy_(2, self.at, x)
-        y = torch.nn.functional.scaled_dot_product_attention(q, *self.static[name], attn_mask=self.seen)
-        return self.linear(y.transpose(1, 2).reshape(b, t, c), f"{name}.out")
-
-    def embedded(self, tokens):
-        places = torch.nn.functional.embedding(self.at, self.p["pos_emb.weight"])
-        return torch.nn.functional.embedding(tokens, self.p["tok_emb.weight"]) + places
+        return torch.nn.functional.scaled_dot_product_attention(q, *self.static[name], attn_mask=self.seen)
 
     def following(self, token, at):
         self.at, self.seen = at, self.places[None] <= at
@@ -182,6 +175,71 @@ class Compiled(PyTorch):
             logits, token = self.step(self.token, self.now)
         self.token, self.now = token.clone(), self.now + 1  # a graph overwrites its results
         return logits
+
+    def tokens(self, found):
+        return torch.cat(found, 1).cpu().numpy()
+
+
+class CompiledGPT(Compiled, PyTorch):
+    """A GPT of the same weights, by torch.compile."""
+
+    def __init__(self, recipe, model, device, batch, dtype):
+        PyTorch.__init__(self, recipe, model, device, batch, dtype)
+        self.compile(batch, self.config.n_heads, self.config.emb_dim // self.config.n_heads, dtype)
+
+    def attention(self, x, name):
+        b, t, c = x.shape
+        parts = self.linear(x, f"{name}.qkv").view(b, t, 3, self.config.n_heads, -1)
+        q, *new = (a.transpose(1, 2) for a in parts.unbind(2))  # (B, H, 1, D)
+        return self.linear(self.attended(q, new, name).transpose(1, 2).reshape(b, t, c), f"{name}.out")
+
+    def embedded(self, tokens):
+        places = torch.nn.functional.embedding(self.at, self.p["pos_emb.weight"])
+        return torch.nn.functional.embedding(tokens, self.p["tok_emb.weight"]) + places
+
+
+class CompiledLlama(Compiled):
+    """A Llama of the same weights, by torch.compile; queries that share keys are rows of one product."""
+
+    def __init__(self, model, device, batch, dtype):
+        config = model.config
+        self.config, self.device, self.batch = config, device, batch
+        parameters = model.named_parameters().items()
+        self.p = {name: torch.from_numpy(p.numpy()).to(device).to(dtype) for name, p in parameters}
+        count, size = config.context_length, config.head_size
+        tables = turns(model.tok_emb.weight, size, count, theta=config.rope_theta, scaling=config.rope_scaling)
+        self.turns = [torch.from_numpy(np.tile(t.numpy(), 2)).to(device) for t in tables]  # (T, D), float32
+        self.compile(batch, config.n_kv_heads, size, dtype)
+
+    def linear(self, x, name):
+        return torch.nn.functional.linear(x, self.p[f"{name}.weight"], self.p.get(f"{name}.bias"))
+
+    def norm(self, x, name):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.p[f"{name}.weight"], self.config.norm_eps)
+
+    def rotated(self, x):
+        first, second = x.chunk(2, -1)
+        cos, sin = (table[self.at] for table in self.turns)
+        return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+    def attention(self, x, name):
+        (b, t, _), config = x.shape, self.config
+        heads = config.n_heads, config.n_kv_heads, config.n_kv_heads
+        parts = self.linear(x, f"{name}.qkv").view(b, sum(heads), 1, config.head_size).split(heads, 1)
+        q = self.rotated(parts[0]).view(b, config.n_kv_heads, -1, config.head_size)
+        y = self.attended(q, (self.rotated(parts[1]), parts[2]), name)
+        return self.linear(y.reshape(b, t, -1), f"{name}.out")
+
+    def logits(self, tokens):
+        x = torch.nn.functional.embedding(tokens, self.p["tok_emb.weight"])  # (B, 1, C)
+        for i in range(self.config.n_layers):
+            name = f"blocks.{i}"
+            x = x + self.attention(self.norm(x, f"{name}.norm1"), f"{name}.att")
+            y = self.norm(x, f"{name}.norm2")
+            gate = torch.nn.functional.silu(self.linear(y, f"{name}.ff.gate"))
+            x = x + self.linear(gate * self.linear(y, f"{name}.ff.up"), f"{name}.ff.down")
+        head = self.p.get("out_head.weight", self.p["tok_emb.weight"])
+        return torch.nn.functional.linear(self.norm(x, "final_norm"), head)
 
 
 def turn(writer, count):
@@ -263,8 +321,9 @@ def main():
         if recipe:
             given = recipe, model, options.torch_device, options.batch_size, dtype
             writers["PyTorch"] = PyTorch(*given)
-            if options.torch_compile:
-                writers["torch.compile"] = Compiled(*given)
+        if options.torch_compile:
+            given = model, options.torch_device, options.batch_size, dtype
+            writers["torch.compile"] = CompiledGPT(recipe, *given) if recipe else CompiledLlama(*given)
         if transformers:
             writers["transformers"] = Transformers(model, options.torch_device, options.batch_size, dtype)
     check(writers, options.dtype)
