@@ -19,6 +19,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from itertools import chain
 
 import numpy as np
 import report
@@ -150,9 +151,8 @@ class Compiled(Writer):
         self.places, self.at = torch.arange(config.context_length, device=self.device), None
         self.static = {f"blocks.{i}.att": [torch.zeros(shape, device=self.device, dtype=dtype) for _ in "kv"]
                        for i in range(config.n_layers)}  # fmt: skip
-        for cache in self.static.values():
-            for x in cache:
-                torch._dynamo.mark_static_address(x)  # so that a graph may write to it
+        for x in chain(self.p.values(), *self.static.values()):
+            torch._dynamo.mark_static_address(x)  # so that a graph reads weights, and writes caches, where they are
         self.step = torch.compile(self.following, mode="reduce-overhead", fullgraph=True)
 
     def begin(self):
