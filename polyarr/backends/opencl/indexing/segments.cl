@@ -6,7 +6,9 @@
 //          order (count) of int: positions sorted by key (stable). The positions of one slice are adjacent: a segment.
 //          Below, a slot is an index into `order`
 //          FAULT: see prelude.cl
-// Launch   wrap_indices: any global size
+// Launch   wrap_indices: one work-item per `span` consecutive indices
+//          count_keys, count_slots, place_keys (CPU): parts of `span` positions, 1, parts; group 1. They fill order.
+//          counts (parts, n + 1) of int is workspace: how many positions have a key, then the slot of the next one
 //          segments_serial (CPU): (spans of slots, blocks of COLUMNS columns, outer), group 1; the work-item that finds
 //          the first slot of a segment sums the segment
 //          segments_parts (GPU): blocks * sets * outer groups of GROUP work-items: `lanes` columns x GROUP / lanes
@@ -27,14 +29,43 @@
 #define BATCH 8
 
 __kernel void wrap_indices(__global const INDEX *restrict indices, __global KEY *restrict keys,
-                           FAULT, const long n, const long count) {
-    for (long p = get_global_id(0); p < count; p += get_global_size(0)) {
+                           FAULT, const long n, const long count, const long span) {
+    const long first = get_global_id(0) * span, last = MIN(first + span, count);
+    for (long p = first; p < last; p++) {
         const INDEX index = indices[p];
         const long k = index < 0 ? index + n : index;
         const bool known = k >= 0 && k < n;
         keys[p] = (KEY)(known ? k : n);
         if (!known) note_fault(fault, call, index, n);
     }
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void count_keys(__global const KEY *restrict keys, __global int *restrict counts, const long n, const long count,
+                const long span) {
+    const long first = get_global_id(0) * span, last = MIN(first + span, count);
+    counts += get_global_id(0) * (n + 1);
+    for (long k = 0; k <= n; k++) counts[k] = 0;
+    for (long p = first; p < last; p++) counts[keys[p]]++;
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void count_slots(__global int *restrict counts, const long n, const long parts) {
+    int slot = 0;
+    for (long k = 0; k <= n; k++)
+        for (long part = 0; part < parts; part++) {
+            const int found = counts[part * (n + 1) + k];
+            counts[part * (n + 1) + k] = slot;
+            slot += found;
+        }
+}
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void place_keys(__global const KEY *restrict keys, __global int *restrict order, __global int *restrict counts,
+                const long n, const long count, const long span) {
+    const long first = get_global_id(0) * span, last = MIN(first + span, count);
+    counts += get_global_id(0) * (n + 1);
+    for (long p = first; p < last; p++) order[counts[keys[p]]++] = p;
 }
 
 // The end of the segment that begins at slot, found by galloping and binary search.

@@ -1,6 +1,6 @@
 """Segmented sums for scatter_add and embedding: updates are grouped by a sort and summed, deterministically.
 
-On CPUs, few and short slices are summed without a sort.
+On CPUs, few and short slices are summed without a sort, and the sort counts indices that are not spread far.
 """
 
 from math import log2, prod
@@ -22,6 +22,7 @@ from polyarr.core.spec import COMPLEX, Spec, float32
 GROUP = 128  # work-items per group on a GPU, a power of two
 COLUMNS = 64  # columns that a work-item of a CPU sums at once
 MAX_UNSORTED_ELEMENTS = 4096  # elements of all slices up to which a CPU sums without a sort
+MAX_COUNTED_SLICES = 8  # slices per index, and per part of the indices, up to which a CPU sorts by counting
 MIN_SPAN = 32  # sorted updates that a work-item of a GPU adds up, at least
 INT32, INT64 = np.dtype("int32"), np.dtype("int64")
 MAX_INT = 2**31 - 1
@@ -45,8 +46,8 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     key = INT32 if n <= MAX_INT32_KEY_SLICES else INT64
     program = device.plans[_program](result.dtype, indices.dtype, key)
     keys = device.empty(Spec((indices.size,), key))
-    items, group, _ = device.geometry.items(indices.size)
-    program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size)
+    items, group, span = device.geometry.items(indices.size)
+    program.wrap_indices(items, group, indices.memory, keys.memory, *fault, n, indices.size, span)
     if result.dtype == float32 and adds_atomically(device):
         most = min(-(-updates.size // GROUP) * GROUP, MAX_ITEMS)
         pointers = (result.memory, updates.memory, keys.memory)
@@ -56,9 +57,22 @@ def add(device: Device, fault: Any, result: Buffer, updates: Buffer, indices: Bu
     if device.geometry.sums_few and is_small and sum_dtype(device, result.dtype) != float32:
         _add_serially(device, program, result, updates, keys, (outer, n, inner))
         return
-    order = sort.order(device, keys)
+    order = _order(device, program, keys, n)
     args = (result.memory, updates.memory, keys.memory, order.memory, n, keys.size, inner)
     choose(device, "segments", VARIANTS, program, args, (outer, n, inner), SCALARS[types(result.dtype)["ACC"]])
+
+
+def _order(device: Device, program: Program, keys: Buffer, n: int) -> Buffer:
+    """Return the stable order of keys from 0 to n, as int32."""
+    parts = min(device.geometry.units, MAX_COUNTED_SLICES * keys.size // (n + 1))
+    if not device.geometry.sums_few or parts == 0:
+        return sort.order(device, keys)
+    order, counts = device.empty(Spec(keys.shape, INT32)), device.empty(Spec((parts, n + 1), INT32))
+    span = -(-keys.size // parts)
+    program.count_keys((parts,), (1,), keys.memory, counts.memory, n, keys.size, span)
+    program.count_slots((1,), (1,), counts.memory, n, parts)
+    program.place_keys((parts,), (1,), keys.memory, order.memory, counts.memory, n, keys.size, span)
+    return order
 
 
 def _sum_in_spans(device: Device, program: Program, args: Any, shape: tuple[int, int, int], acc: np.dtype) -> Any:
