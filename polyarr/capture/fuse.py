@@ -4,6 +4,8 @@ A group grows along its producers and may have several results. Then groups that
 a step that cannot be fused lies between them, as that would keep values in memory for longer. Two groups are merged
 only if neither depends on the other through a third group. Steps that may report an invalid index stay in order, as if
 each depended on the previous.
+
+A long program is fused in stretches: what is known of each group's dependencies grows with the square of the steps.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,11 +17,24 @@ from polyarr.capture.pieces import equal_pieces
 from polyarr.core.program import Fusion, Kind, Program, Step, flat
 
 MAX_STEPS = 64  # per group; with more, values would spill out of registers
+MAX_STRETCH = 4096  # steps among which groups are sought; a training step of GPT-2 small has 600
 
 
 def fused(program: Program, fusion: Fusion) -> Program:
     """Return the program with each group of steps as one step."""
     program = without_broadcasts(program, fusion)
+    stretches = [program.steps[i : i + MAX_STRETCH] for i in range(0, len(program.steps), MAX_STRETCH)]
+    needed, found = [set(program.outputs)], program
+    for stretch in reversed(stretches[1:]):
+        needed.append(needed[-1].union(v for step in stretch for v in flat(step.inputs)))
+    steps: list[Step] = []
+    for stretch in stretches:
+        found = _fused_stretch(found._replace(steps=stretch, outputs=tuple(needed.pop())), fusion)
+        steps += found.steps
+    return found._replace(steps=tuple(steps), outputs=program.outputs)
+
+
+def _fused_stretch(program: Program, fusion: Fusion) -> Program:
     groups, count = Groups(program, fusion), 0
     while count != len(groups.all):  # a merge may enable further merges
         count = len(groups.all)

@@ -88,6 +88,19 @@ def test_steps_that_may_report_keep_their_order(joining):
     assert found[0] == "multiply", "joined with the sum, it would let the second come first"
 
 
+def test_long_programs_are_fused_in_stretches(joining, monkeypatch):
+    def fn(x):
+        first = x * 1.01
+        y = first
+        for _ in range(8):
+            y = ops.tanh(y)
+        return y + first, ops.sum(y, axis=0)
+
+    monkeypatch.setattr(fuse, "MAX_STRETCH", 4)
+    chain = ["tanh"] * 8
+    assert names(fn, array(3)) == ["+".join(["multiply", *chain[:3]]), "+".join(chain[:4]), "tanh+add", "sum"]
+
+
 def test_groups_have_an_end(joining):
     def long(x):
         for _ in range(fuse.MAX_STEPS + 9):

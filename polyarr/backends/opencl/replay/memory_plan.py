@@ -89,15 +89,20 @@ def _fits(nbytes: int, size: int) -> bool:
 def regions_for(uses: dict[MemoryRef, Uses]) -> list[Region]:
     """Assign allocations to few regions: largest first, each to the smallest region that is free during its lifetime.
 
-    Among regions of equal size, the one used nearest in time is taken, so that others stay free for longer.
+    Among regions of equal size, the one used nearest in time is taken, so that others stay free for longer; a small
+    allocation takes the first.
     """
     regions: list[Region] = []
     for ref in sorted(uses, key=lambda ref: (ref.nbytes, ref.times.bit_length()), reverse=True):
-        free = [region for region in regions if not region.times & ref.span]
-        region = min(free, key=lambda region: (region.nbytes, _gap(region.times, ref.times)), default=None)
+        span = ref.span
+        free = [region for region in regions if not region.times & span]
+        if ref.nbytes <= SMALL_BYTES:  # a long loop has thousands of them
+            region = min(free, key=lambda region: region.nbytes, default=None)
+        else:
+            region = min(free, key=lambda region: (region.nbytes, _gap(region.times, ref.times)), default=None)
         if region is None:
             regions.append(region := Region(ref.nbytes))
-        region.times |= ref.span
+        region.times |= span
         region.uses += uses[ref]
     return regions
 
