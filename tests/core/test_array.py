@@ -202,6 +202,17 @@ def test_length_and_iteration(backend: Backend) -> None:
     a, b = pa.asarray([7, 8])
     assert (a.item(), b.item()) == (7, 8)
     assert list(pa.ones((0, 2))) == []
+    rows = iter(x)
+    x += 1
+    assert [row.tolist() for row in rows] == [[1, 2], [3, 4], [5, 6]]
+    assert pa.grad(lambda x: sum(x[0] * value for value in x))(pa.asarray([2.0, 3.0])).tolist() == [7, 2]
+
+
+def test_asking_whether_an_array_can_be_iterated_over_computes_nothing(backend: Backend, monkeypatch) -> None:
+    x = pa.ones((3, 2))
+    monkeypatch.setattr(pa.ops, "unstack", None)
+    assert np.iterable(x) and not np.iterable(pa.ones(()))
+
 
 
 def test_repr(backend: Backend) -> None:
