@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyarr import ops
 from polyarr.core.array import Array, number_of
 from polyarr.core.errors import DtypeError
-from polyarr.core.names import answering
+from polyarr.core.names import answer_attribute, answering
 from polyarr.core.number import Number
 from polyarr.core.spec import (
     KINDS,
@@ -50,6 +50,8 @@ class Generator:
     def __init__(self, seed: int | Array | Number, counter: int | Array | Number = 0) -> None:
         self.seed, self._lock = _in_64_bits(seed), threading.Lock()
         self.counter: Any = counter  # in a capture, a Number, which ops take like an int
+
+    __getattr__ = answer_attribute("Generator")
 
     def draw(self) -> State:
         """Return the next (key, counter)."""

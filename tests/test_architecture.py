@@ -25,6 +25,7 @@ LAYERS = {
     "polyarr.core.number": 0,
     "polyarr.core.program": 0,
     "polyarr.version": 0,
+    "polyarr.core.hints": 0,
     "polyarr.core.names": 0,
     "polyarr.core.keywords": 0,
     "polyarr.extras": 0,

@@ -14,7 +14,7 @@ PLACES = {
     "polyarr": pa, "polyarr.nn": pa.nn, "polyarr.nn.init": pa.nn.init, "polyarr.optim": pa.optim,
     "polyarr.random": pa.random, "polyarr.linalg": pa.linalg, "polyarr.fft": pa.fft, "polyarr.special": pa.special,
     "polyarr.tree": pa.tree, "Array": pa.Array, "Module": pa.nn.Module, "Optimizer": pa.optim.Optimizer,
-    "compile": pa.compile,
+    "compile": pa.compile, "Generator": pa.random.Generator,
 }  # fmt: skip
 
 
@@ -37,6 +37,7 @@ def test_what_to_write_instead_of_other_libraries_names_runs(code: str, on_numpy
         "w": pa.full((2, 3), 0.5), "m": pa.eye(3) * 2, "a": pa.asarray([3.0, 1.0, 2.0]),
         "b": pa.asarray([1.0, 2.0, 5.0]), "i": pa.asarray([0, 1]), "n": 4, "q": 0.5, "f": lambda x: pa.sum(x**2),
         "model": model, "optimizer": optimizer, "grads": grads, "state": optimizer.init(model),
+        "z": pa.asarray([1j, -2.0]), "generator": pa.random.Generator(0),
         "path": tmp_path / "weights.safetensors", "fan_in": 3, "fan_out": 2,
     }  # fmt: skip
     exec(code, given)
@@ -121,6 +122,53 @@ def test_what_to_write_computes_what_it_says(name: str, on_numpy) -> None:
     found = eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 4, **given})
     for part, due in zip(found, expected, strict=True):
         np.testing.assert_allclose(part.numpy(), due, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["interp", "polyval", "polyfit", "vander", "corrcoef", "angle", "block", "delete",
+    "insert", "fill_diagonal", "sliding_window_view", "gradient", "unravel_index"])  # fmt: skip
+def test_what_to_write_computes_what_scientists_expect(name: str, on_numpy) -> None:
+    x, y = np.float32([[0.5, -1.0, 2.0], [3.0, 0.0, 9.0]]), np.float32([[2, 3, 4], [5, 6, 7]])
+    a, b, z = np.float32([3, 1, 2]), np.float32([1, 2, 5]), np.complex64([1j, -2, 1 + 1j])
+    m, i = np.float32([[1, 2, 3], [4, 5, 6], [7, 8, 9]]), np.int64([0, 4, 5])
+    filled = m.copy()
+    np.fill_diagonal(filled, 0)
+    expected = {
+        "interp": lambda: np.interp(x, b, a), "polyval": lambda: np.polyval(a, x),
+        "polyfit": lambda: np.polyfit(b, a, 1),
+        "vander": lambda: np.vander(a), "corrcoef": lambda: np.corrcoef(x), "angle": lambda: np.angle(z),
+        "block": lambda: np.block([[x, y], [y, x]]), "delete": lambda: np.delete(x, 1, 0),
+        "insert": lambda: np.insert(x, [1, 1], y, 0), "fill_diagonal": lambda: filled,
+        "sliding_window_view": lambda: np.lib.stride_tricks.sliding_window_view(x, 2, 0).swapaxes(1, 2),
+        "gradient": lambda: np.gradient(a)[1:-1], "unravel_index": lambda: np.unravel_index(i, (2, 3)),
+    }[name]()  # fmt: skip
+    given = {n: pa.asarray(v) for n, v in {"x": x, "y": y, "a": a, "b": b, "z": z, "m": m, "i": i}.items()}
+    code = names.HINTS["polyarr"][name]
+    found = eval(code.partition(": ")[2] if name == "gradient" else code, {"pa": pa, "n": 3, **given})
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_adjoint_of_a_complex_matrix_is_conjugated(on_numpy) -> None:
+    x = pa.asarray([[1j, 2.0], [3.0, 4.0]])
+    for name in ("H", "mH", "adjoint"):
+        assert eval(names.HINTS["Array"][name], {"pa": pa, "x": x})[0, 0].item() == -1j
+
+
+def test_functions_of_numpy_and_scipy_are_named_where_polyarr_has_none() -> None:
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'gcd': polyarr has none; numpy.gcd computes it"):
+        pa.gcd  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.random has no 'gamma': draw them by numpy.random.gamma, and"):
+        pa.random.gamma  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.random has no 't': draw them by numpy.random, and convert by"):
+        pa.random.t  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^'Generator' object has no attribute 'normal'; write with pa.ra"):
+        pa.random.Generator(0).normal((3,))
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'cond'; write pa.where  # or `if`"):
+        pa.cond  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.linalg has no 'cond'; write pa.linalg.svdvals"):
+        pa.linalg.cond  # noqa: B018
+    pytest.importorskip("scipy")
+    with pytest.raises(AttributeError, match=r"^polyarr.special has no 'j0': polyarr has none; scipy.special.j0 comp"):
+        pa.special.j0  # noqa: B018
 
 
 def test_other_names_lead_to_the_nearest() -> None:
