@@ -43,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def asarray(obj: Any, *, dtype: Any = None, device: str | Backend | None = None, copy: bool | None = None) -> Array:
+def asarray(obj: Any, dtype: Any = None, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
     """Return an array with the values of obj.
 
     Python floats become float32 and Python ints int64. An element that has a dtype keeps it, also in a list, whose
@@ -236,7 +236,7 @@ def _adopted(op: str, x: Any, backend: Backend, copy: bool | None) -> Array:
     return Array(backend, buf, seen.spec)
 
 
-def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array that holds one value everywhere.
 
     Args:
@@ -274,7 +274,7 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: str | Backen
         return ops.fill(fill_value, shape=shape, dtype=dtype)
 
 
-def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+def zeros(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array of zeros.
 
     Args:
@@ -293,7 +293,7 @@ def zeros(shape: Any, *, dtype: Any = float32, device: str | Backend | None = No
     return full(shape_of("zeros", shape), 0, dtype=float32 if dtype is None else dtype, device=device)
 
 
-def ones(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+def ones(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array of ones.
 
     Args:
@@ -313,7 +313,7 @@ def ones(shape: Any, *, dtype: Any = float32, device: str | Backend | None = Non
     return full(shape_of("ones", shape), 1, dtype=float32 if dtype is None else dtype, device=device)
 
 
-def empty(shape: Any, *, dtype: Any = float32, device: str | Backend | None = None) -> Array:
+def empty(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array whose values are not specified; it holds zeros.
 
     Args:
@@ -424,7 +424,7 @@ def linspace(
 
 
 def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = float32, device: str | Backend | None = None
+    n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = float32, *, device: str | Backend | None = None
 ) -> Array:
     """Return a matrix with ones on a diagonal and zeros elsewhere.
 

@@ -43,7 +43,7 @@ _COMPLEX = (complex64, complex128)
 # ---- complex transforms ------------------------------------------------------------------------------------------
 
 
-def fft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def fft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the discrete Fourier transform along an axis: y[k] = sum of x[j] exp(-2 pi i j k / n) over j.
 
     Args:
@@ -72,7 +72,7 @@ def fft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backw
     return _complex("fft", x, n, axis, norm)
 
 
-def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def ifft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the inverse of fft along an axis: y[k] = sum of x[j] exp(2 pi i j k / n) / n over j.
 
     Args:
@@ -98,7 +98,7 @@ def ifft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "back
 
 
 def fftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
+    x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
     """Return the discrete Fourier transform along several axes.
 
@@ -128,7 +128,7 @@ def fftn(
 
 
 def ifftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
+    x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
     """Return the inverse of fftn along several axes.
 
@@ -157,7 +157,7 @@ def ifftn(
 # ---- real input or real output -----------------------------------------------------------------------------------
 
 
-def rfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def rfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the first n // 2 + 1 elements of the Fourier transform of a real array; the others mirror them.
 
     Args:
@@ -183,7 +183,7 @@ def rfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "back
     return _of_real("rfft", x, n, axis, norm)
 
 
-def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def irfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the inverse of rfft.
 
     Args:
@@ -212,7 +212,7 @@ def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def rfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
+    x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
     """Return the Fourier transform of a real array along several axes, with half of the elements along the last one.
 
@@ -241,7 +241,7 @@ def rfftn(
 
 
 def irfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
+    x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
     """Return the inverse of rfftn.
 
@@ -270,7 +270,7 @@ def irfftn(
     return _to_real("irfftn", x, length, last, norm, inverse=True)
 
 
-def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def hfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the Fourier transform, which is real, of an array whose second half mirrors the first.
 
     Args:
@@ -295,7 +295,7 @@ def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "back
     return _to_real("hfft", x, n, axis, norm)
 
 
-def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
+def ihfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the inverse of hfft.
 
     Args:
@@ -447,7 +447,7 @@ def _distinct(op: str, x: Array | Spec, axes: Any) -> tuple[int, ...]:
 # ---- frequencies -------------------------------------------------------------------------------------------------
 
 
-def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """Return the frequency of each element of fft: 0, 1, ... and then the negative ones up to -1, divided by n d.
 
     Args:
@@ -471,7 +471,7 @@ def fftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: str | Backe
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
-def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """Return the frequency of each element of rfft: 0, 1, ... up to n // 2, divided by n d.
 
     Args:
@@ -503,7 +503,7 @@ def _frequencies(op: str, fn: Any, n: int, d: float, dtype: Any, device: Any) ->
     return asarray(fn(n, d), dtype=dtype, device=device)
 
 
-def fftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
+def fftshift(x: Array, /, axes: int | Sequence[int] | None = None) -> Array:
     """Return x with frequency 0, which fft puts first, in the middle.
 
     Args:
@@ -527,7 +527,7 @@ def fftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
     return _shifted("fftshift", x, axes, 1)
 
 
-def ifftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
+def ifftshift(x: Array, /, axes: int | Sequence[int] | None = None) -> Array:
     """Return the inverse of fftshift.
 
     Args:

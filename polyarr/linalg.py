@@ -198,7 +198,7 @@ def _where_eig_is(op: str, x: Array) -> Array:
     return x.to("numpy") if offer(x.backend, EIG) == NOT_OFFERED else x
 
 
-def qr(x: Array, /, *, mode: str = "reduced") -> QR:
+def qr(x: Array, /, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangle R with a nonnegative diagonal such that x = Q R.
 
     Args:
@@ -233,7 +233,7 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QR:
     return QR(q, r)
 
 
-def svd(x: Array, /, *, full_matrices: bool = True) -> SVD:
+def svd(x: Array, /, full_matrices: bool = True) -> SVD:
     """Return the singular value decomposition x = U diag(S) Vh.
 
     Args:
@@ -334,7 +334,7 @@ def slogdet(x: Array, /) -> Slogdet:
     return Slogdet(*ops.slogdet(x))
 
 
-def pinv(x: Array, /, *, rtol: Any = None) -> Array:
+def pinv(x: Array, /, rtol: Any = None) -> Array:
     """Return the pseudo-inverse of x.
 
     Args:

@@ -356,7 +356,7 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
     return (bits(shape_of("random.bernoulli", shape)) >> 8) < round(p * 2**24)
 
 
-def permutation(x: int | Array, *, axis: int = 0) -> Array:
+def permutation(x: int | Array, axis: int = 0) -> Array:
     """Return the numbers below x, or the slices of the array x along an axis, in random order.
 
     Args:

@@ -2,8 +2,10 @@
 
 import copy
 import inspect
+import operator
 import pickle
 
+import numpy as np
 import pytest
 
 import polyarr as pa
@@ -67,3 +69,40 @@ def test_a_class_without_init_takes_no_arguments():
     assert list(inspect.signature(nn.Dropout).parameters) == ["rate"]
     for made in (pickle.loads(pickle.dumps(nn.Dropout(0.5))), copy.deepcopy(nn.Dropout(0.5))):
         assert made.rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("zeros", (3, "float64")), ("ones", ((2, 3), "int16")), ("full", (2, 1.5, "float64")), ("eye", (3, 4, 1)),
+        ("asarray", ([1, 2], "float64")), ("zeros_like", ("x", "int32")), ("full_like", ("x", 2, "int32")),
+        ("concat", (["x", "x"], 1)), ("repeat", ("x", 2, 1)), ("diff", ("x", 1, 0)),
+        ("count_nonzero", ("x", 0)), ("searchsorted", ("v", "v", "right")), ("fft.fft", ("x", 5, 0)),
+        ("fft.irfft", ("x", 5, 0)), ("fft.fftn", ("x", (4, 5), (0, 1), "ortho")), ("fft.rfftfreq", (8, 0.5)),
+        ("fft.fftshift", ("x", 1)), ("linalg.pinv", ("x", 0.5)),
+    ],
+)  # fmt: skip
+def test_parameters_by_position_are_in_numpys_order(name, args, on_numpy):
+    given = {"x": np.arange(6.0).reshape(2, 3) ** 2, "v": np.arange(3.0)}
+
+    def filled(a, convert):
+        if isinstance(a, list):
+            return [filled(member, convert) for member in a]
+        return convert(given[a]) if isinstance(a, str) and a in given else a
+
+    found, due = (
+        operator.attrgetter(name)(space)(*[filled(a, space.asarray) for a in args]) for space in (pa, np)
+    )  # fmt: skip
+    for got, wanted in zip(found, due, strict=True) if isinstance(due, tuple) else [(found, due)]:
+        np.testing.assert_allclose(np.asarray(got), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_cumulative_sums_take_the_axis_by_position(on_numpy):
+    x = pa.asarray([[1, 2], [3, 4]])
+    assert pa.cumulative_sum(x, 1).tolist() == [[1, 3], [3, 7]]
+    assert pa.cumulative_prod(x, 1).tolist() == [[1, 2], [3, 12]]
+
+
+def test_a_shape_in_several_arguments_is_named(on_numpy):
+    with pytest.raises(pa.DtypeError, match=r"^no dtype 4 \(a shape is one argument, as \(3, 4\)\); polyarr"):
+        pa.zeros(3, 4)

@@ -141,7 +141,8 @@ def as_dtype(dtype: object) -> np.dtype:
     except (TypeError, ValueError, RecursionError):  # ValueError, RecursionError: tuples and lists that are no dtype
         found = None
     if dtype is None or found is None or found not in DTYPES:  # NumPy takes None for float64
-        raise DtypeError(f"no dtype {shown(dtype)}; polyarr has {', '.join(d.name for d in DTYPES)}")
+        shape = " (a shape is one argument, as (3, 4))" if type(dtype) is int else ""
+        raise DtypeError(f"no dtype {shown(dtype)}{shape}; polyarr has {', '.join(d.name for d in DTYPES)}")
     return found
 
 

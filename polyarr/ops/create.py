@@ -82,7 +82,7 @@ fill.vjp(value=None, like=None)
 iota.vjp(start=None, step=None, like=None)
 
 
-def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def full_like(x: Array, fill_value: float, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of one value with the shape of x.
 
     Args:
@@ -104,7 +104,7 @@ def full_like(x: Array, fill_value: float, *, dtype: Any = None, device: str | B
     return made if device is None else made.to(device)
 
 
-def ones_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def ones_like(x: Array, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of ones with the shape of x.
 
     Args:
@@ -123,7 +123,7 @@ def ones_like(x: Array, *, dtype: Any = None, device: str | Backend | None = Non
     return full_like(x, 1, dtype=dtype, device=device)
 
 
-def zeros_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def zeros_like(x: Array, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of zeros with the shape of x.
 
     Args:
@@ -142,7 +142,7 @@ def zeros_like(x: Array, *, dtype: Any = None, device: str | Backend | None = No
     return full_like(x, 0, dtype=dtype, device=device)
 
 
-def empty_like(x: Array, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
+def empty_like(x: Array, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array with the shape of x whose values are not specified; it holds zeros.
 
     Args:

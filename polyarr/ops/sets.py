@@ -22,7 +22,7 @@ from polyarr.ops.validation import check_array, check_fits
 # ---- searching -----------------------------------------------------------------------------------------------------
 
 
-def searchsorted(x1: Array, x2: Any, /, *, side: str = "left", sorter: Array | None = None) -> Array:
+def searchsorted(x1: Array, x2: Any, /, side: str = "left", sorter: Array | None = None) -> Array:
     """Return the positions at which elements of x2 would be inserted in the sorted x1. nan is larger than all numbers.
 
     Args:

@@ -111,7 +111,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
     return elementwise.where(condition, x, y)
 
 
-def concat(arrays: list[Array] | tuple[Array, ...], *, axis: int | None = 0) -> Array:
+def concat(arrays: list[Array] | tuple[Array, ...], axis: int | None = 0) -> Array:
     """Return the arrays joined along an axis.
 
     Args:
@@ -137,7 +137,7 @@ def concat(arrays: list[Array] | tuple[Array, ...], *, axis: int | None = 0) -> 
     return joining.concat(arrays, axis=axis)
 
 
-def repeat(x: Array, repeats: int | Array, *, axis: int | None = None) -> Array:
+def repeat(x: Array, repeats: int | Array, axis: int | None = None) -> Array:
     """Return x with each element repeated along an axis.
 
     Args:
@@ -173,7 +173,7 @@ def repeat(x: Array, repeats: int | Array, *, axis: int | None = None) -> Array:
 # ---- running totals and differences ------------------------------------------------------------------------------
 
 
-def cumulative_sum(x: Array, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_sum(x: Array, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """Return the prefix sums along an axis.
 
     Args:
@@ -200,7 +200,7 @@ def cumulative_sum(x: Array, *, axis: int | None = None, dtype: Any = None, incl
     return _prepended(0, found, axis) if include_initial else found
 
 
-def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
+def cumulative_prod(x: Array, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """Return the prefix products along an axis.
 
     Neighbors are multiplied first, then pairs of them, and so on: if these overflow, a 0 before them gives nan.
@@ -235,13 +235,13 @@ def cumulative_prod(x: Array, *, axis: int | None = None, dtype: Any = None, inc
     return _prepended(1, found, at) if include_initial else found
 
 
-def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, append: Array | None = None) -> Array:
+def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, append: Array | None = None) -> Array:
     """Return the differences of neighbors along an axis.
 
     Args:
         x: Integer or floating-point array, of length m along axis.
-        axis: Axis of the neighbors.
         n: How often differences are taken; with 0, x itself is returned.
+        axis: Axis of the neighbors.
         prepend: Array that is joined to x in front along axis; None for none.
         append: Array that is joined to x behind along axis; None for none.
 
@@ -276,7 +276,7 @@ def diff(x: Array, *, axis: int = -1, n: int = 1, prepend: Array | None = None, 
     return found
 
 
-def count_nonzero(x: Array, *, axis: Any = None, keepdims: bool = False) -> Array:
+def count_nonzero(x: Array, axis: Any = None, keepdims: bool = False) -> Array:
     """Return the number of nonzero elements over axes.
 
     Args:
