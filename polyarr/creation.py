@@ -12,6 +12,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, Shared, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError, NestingError, ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.spec import (
     COMPLEX,
     DTYPES,
@@ -43,6 +44,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+@explained
 def asarray(obj: Any, dtype: Any = None, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:
     """Return an array with the values of obj.
 
@@ -236,6 +238,7 @@ def _adopted(op: str, x: Any, backend: Backend, copy: bool | None) -> Array:
     return Array(backend, buf, seen.spec)
 
 
+@explained
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array that holds one value everywhere.
 
@@ -274,6 +277,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: str | Backen
         return ops.fill(fill_value, shape=shape, dtype=dtype)
 
 
+@explained
 def zeros(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array of zeros.
 
@@ -293,6 +297,7 @@ def zeros(shape: Any, dtype: Any = float32, *, device: str | Backend | None = No
     return full(shape_of("zeros", shape), 0, dtype=float32 if dtype is None else dtype, device=device)
 
 
+@explained
 def ones(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array of ones.
 
@@ -313,6 +318,7 @@ def ones(shape: Any, dtype: Any = float32, *, device: str | Backend | None = Non
     return full(shape_of("ones", shape), 1, dtype=float32 if dtype is None else dtype, device=device)
 
 
+@explained
 def empty(shape: Any, dtype: Any = float32, *, device: str | Backend | None = None) -> Array:
     """Return an array whose values are not specified; it holds zeros.
 
@@ -332,6 +338,7 @@ def empty(shape: Any, dtype: Any = float32, *, device: str | Backend | None = No
     return zeros(shape_of("empty", shape), dtype=dtype, device=device)
 
 
+@explained
 def arange(
     start: float,
     /,
@@ -375,6 +382,7 @@ def arange(
         return ops.iota(start, step, size=size, dtype=dtype)
 
 
+@explained
 def linspace(
     start: float,
     stop: float,
@@ -423,6 +431,7 @@ def linspace(
     return asarray(found, dtype=dtype, device=device)
 
 
+@explained
 def eye(
     n_rows: int, n_cols: int | None = None, /, k: int = 0, dtype: Any = float32, *, device: str | Backend | None = None
 ) -> Array:
@@ -451,6 +460,7 @@ def eye(
     return ops.equal(rows, arange(n_cols, device=device)).astype(float32 if dtype is None else dtype)
 
 
+@explained
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:
     """Return the coordinates of the grid that one-dimensional arrays span.
 

@@ -14,6 +14,7 @@ from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.names import answering
 from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
 from polyarr.creation import asarray
@@ -43,6 +44,7 @@ _COMPLEX = (complex64, complex128)
 # ---- complex transforms ------------------------------------------------------------------------------------------
 
 
+@explained
 def fft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the discrete Fourier transform along an axis: y[k] = sum of x[j] exp(-2 pi i j k / n) over j.
 
@@ -72,6 +74,7 @@ def fft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward
     return _complex("fft", x, n, axis, norm)
 
 
+@explained
 def ifft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the inverse of fft along an axis: y[k] = sum of x[j] exp(2 pi i j k / n) / n over j.
 
@@ -97,6 +100,7 @@ def ifft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backwar
     return _complex("ifft", x, n, axis, norm, inverse=True)
 
 
+@explained
 def fftn(
     x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
@@ -127,6 +131,7 @@ def fftn(
     return _along_several("fftn", x, _axes("fftn", x, s, axes), norm)
 
 
+@explained
 def ifftn(
     x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
@@ -157,6 +162,7 @@ def ifftn(
 # ---- real input or real output -----------------------------------------------------------------------------------
 
 
+@explained
 def rfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the first n // 2 + 1 elements of the Fourier transform of a real array; the others mirror them.
 
@@ -183,6 +189,7 @@ def rfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backwar
     return _of_real("rfft", x, n, axis, norm)
 
 
+@explained
 def irfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """Return the inverse of rfft.
 
@@ -211,6 +218,7 @@ def irfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backwa
     return _to_real("irfft", x, n, axis, norm, inverse=True)
 
 
+@explained
 def rfftn(
     x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
@@ -240,6 +248,7 @@ def rfftn(
     return _along_several("rfftn", _of_real("rfftn", x, n, axis, norm), (*others,), norm)
 
 
+@explained
 def irfftn(
     x: Array, /, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
 ) -> Array:
@@ -447,6 +456,7 @@ def _distinct(op: str, x: Array | Spec, axes: Any) -> tuple[int, ...]:
 # ---- frequencies -------------------------------------------------------------------------------------------------
 
 
+@explained
 def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """Return the frequency of each element of fft: 0, 1, ... and then the negative ones up to -1, divided by n d.
 
@@ -471,6 +481,7 @@ def fftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: str | Backe
     return _frequencies("fftfreq", np.fft.fftfreq, n, d, dtype, device)
 
 
+@explained
 def rfftfreq(n: int, /, d: float = 1.0, *, dtype: Any = None, device: str | Backend | None = None) -> Array:
     """Return the frequency of each element of rfft: 0, 1, ... up to n // 2, divided by n d.
 
@@ -503,6 +514,7 @@ def _frequencies(op: str, fn: Any, n: int, d: float, dtype: Any, device: Any) ->
     return asarray(fn(n, d), dtype=dtype, device=device)
 
 
+@explained
 def fftshift(x: Array, /, axes: int | Sequence[int] | None = None) -> Array:
     """Return x with frequency 0, which fft puts first, in the middle.
 
@@ -527,6 +539,7 @@ def fftshift(x: Array, /, axes: int | Sequence[int] | None = None) -> Array:
     return _shifted("fftshift", x, axes, 1)
 
 
+@explained
 def ifftshift(x: Array, /, axes: int | Sequence[int] | None = None) -> Array:
     """Return the inverse of fftshift.
 

@@ -12,6 +12,7 @@ from polyarr import ops
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.groups import NOT_OFFERED, offer
+from polyarr.core.keywords import explained
 from polyarr.core.names import answering
 from polyarr.core.number import NUMBERS
 from polyarr.core.spec import float32, int64, real_of, shown
@@ -89,6 +90,7 @@ class SVD(NamedTuple):
 # ---- decompositions ----------------------------------------------------------------------------------------------
 
 
+@explained
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     """Return the lower triangle L with L L^H = x, or the upper triangle U with U^H U = x.
 
@@ -117,6 +119,7 @@ def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     return adjoint(found) if upper else found
 
 
+@explained
 def eigh(x: Array, /) -> Eigh:
     """Return the eigenvalues and eigenvectors of a Hermitian matrix, which if it is real is a symmetric one.
 
@@ -198,6 +201,7 @@ def _where_eig_is(op: str, x: Array) -> Array:
     return x.to("numpy") if offer(x.backend, EIG) == NOT_OFFERED else x
 
 
+@explained
 def qr(x: Array, /, mode: str = "reduced") -> QR:
     """Return Q with orthonormal columns and the upper triangle R with a nonnegative diagonal such that x = Q R.
 
@@ -233,6 +237,7 @@ def qr(x: Array, /, mode: str = "reduced") -> QR:
     return QR(q, r)
 
 
+@explained
 def svd(x: Array, /, full_matrices: bool = True) -> SVD:
     """Return the singular value decomposition x = U diag(S) Vh.
 
@@ -286,6 +291,7 @@ def _lengths(op: str, x: Array) -> tuple[int, ...]:
 # ---- equations and determinants ----------------------------------------------------------------------------------
 
 
+@explained
 def solve(x1: Array, x2: Array, /) -> Array:
     """Return the solution y of x1 y = x2.
 
@@ -311,6 +317,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
     return ops.solve(x1, x2[:, None])[..., 0] if x2.ndim == 1 else ops.solve(x1, x2)
 
 
+@explained
 def slogdet(x: Array, /) -> Slogdet:
     """Return the sign of the determinant and the logarithm of its absolute value; 0 and -inf for a singular matrix.
 
@@ -334,6 +341,7 @@ def slogdet(x: Array, /) -> Slogdet:
     return Slogdet(*ops.slogdet(x))
 
 
+@explained
 def pinv(x: Array, /, rtol: Any = None) -> Array:
     """Return the pseudo-inverse of x.
 
@@ -434,6 +442,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
 # ---- norms and sums ----------------------------------------------------------------------------------------------
 
 
+@explained
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None = "fro") -> Array:
     """Return a norm of matrices.
 
@@ -472,6 +481,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: float | str | None 
     return (ops.max if ord > 0 else ops.min)(norms, axis=(-2, -1), keepdims=keepdims)
 
 
+@explained
 def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """Return the sum of a diagonal.
 
@@ -497,6 +507,7 @@ def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
     return ops.sum(diagonal(x, offset=offset), axis=-1, dtype=dtype)
 
 
+@explained
 def cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
     """Return the cross product of vectors of three elements.
 

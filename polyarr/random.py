@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from polyarr import ops
 from polyarr.core.array import Array, number_of
 from polyarr.core.errors import DtypeError
+from polyarr.core.keywords import explained
 from polyarr.core.names import answer_attribute, answering
 from polyarr.core.number import Number
 from polyarr.core.spec import (
@@ -231,6 +232,7 @@ def _dtype_of(op: str, dtype: Any, kind: str) -> Any:
     return found
 
 
+@explained
 def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = float32) -> Array:
     """Return uniform random numbers from low up to high.
 
@@ -264,6 +266,7 @@ def uniform(shape: Any = (), *, low: float = 0.0, high: float = 1.0, dtype: Any 
     return (unit if (low, high) == (0.0, 1.0) else unit * (high - low) + low).astype(dtype)
 
 
+@explained
 def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = float32) -> Array:
     """Return normally distributed random numbers.
 
@@ -300,6 +303,7 @@ def normal(shape: Any = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any =
     return (unit if (mean, std) == (0.0, 1.0) else unit * std + mean).astype(dtype)
 
 
+@explained
 def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Array:
     """Return uniform random integers from low up to but not including high.
 
@@ -333,6 +337,7 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
     return (scaled.astype(int64) + low).astype(dtype)
 
 
+@explained
 def bernoulli(p: float, shape: Any = ()) -> Array:
     """Return random bools that are true with probability p, to 24 bits.
 
@@ -356,6 +361,7 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
     return (bits(shape_of("random.bernoulli", shape)) >> 8) < round(p * 2**24)
 
 
+@explained
 def permutation(x: int | Array, axis: int = 0) -> Array:
     """Return the numbers below x, or the slices of the array x along an axis, in random order.
 
@@ -386,6 +392,7 @@ def permutation(x: int | Array, axis: int = 0) -> Array:
     return order if isinstance(x, int) else ops.take(x, order, axis=axis)
 
 
+@explained
 def choice_from_logits(logits: Array) -> Array:
     """Return one random class for each row of logits, with the probabilities softmax(logits), by the Gumbel trick.
 

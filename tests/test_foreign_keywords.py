@@ -19,6 +19,15 @@ OPS = {
     "pow(x, exponent=2)": "missing y, unknown argument exponent (write y); ",
     "permute_dims(x, dims=(1, 0))": "unknown argument dims (write axes); ",
     "attention(x, x, x, attn_mask=None)": "unknown argument attn_mask (write mask); ",
+    "concat([x], dim=0)": "unknown argument dim (write axis); it takes concat(arrays, axis=0)",
+    "cumulative_sum(x, dim=0)": "unknown argument dim (write axis); it takes cumulative_sum(x, axis=None, ",
+    "fft.fft(x, dim=0)": "unknown argument dim (write axis); it takes fft(x, /, n=None, axis=-1, ",
+    "random.normal(size=3)": "unknown argument size (write shape); it takes normal(shape=(), *, mean=0.0, ",
+    "random.normal(0, 1, 3)": "too many arguments; it takes normal(shape=(), *, mean=0.0, ",
+    "vmap(pa.abs, in_dims=1)": "unknown argument in_dims (write in_axes); it takes vmap(fn, in_axes=0, ",
+    "scan(pa.add, init=x, xs=x)": "missing carry, unknown argument init (write carry); it takes scan(body, carry, ",
+    "where(x > 0)": "missing x, y; it takes where(condition, x, y)",
+    "einsum('ij->j', x, optimize=True)": "unknown argument optimize (leave it out: ",
     "relu(x, inplace=True)": "unknown argument inplace (leave it out: results are new arrays); ",
     "mean(x, dtype=pa.float64)": "unknown argument dtype (write .astype(dtype)); ",
     "mean(x, weights=x)": "unknown argument weights; it takes mean(x, *, axis=None, keepdims=False)",
@@ -43,8 +52,15 @@ def test_a_keyword_of_another_library_leads_to_what_to_write(call, on_numpy):
     assert str(caught.value).startswith(f"{name}: {(OPS | CLASSES)[call]}")
 
 
+def test_an_error_inside_a_function_is_raised_unchanged(on_numpy):
+    with pytest.raises(TypeError, match=r"^scan: carry|missing 1 required positional argument: 'c'"):
+        pa.scan(lambda a, b, c: (a, b), pa.ones(2), pa.ones((2, 2)))
+    assert inspect.signature(pa.concat).parameters.keys() == {"arrays", "axis"}
+
+
 def test_the_table_names_parameters_that_exist():
-    ops = [f for f in map(vars(pa).get, pa.__all__) if callable(f) and not isinstance(f, type)]
+    functions = [*map(vars(pa).get, pa.__all__), *map(vars(pa.random).get, pa.random.__all__)]
+    ops = [f for f in functions if callable(f) and not isinstance(f, type)]
     classes = [getattr(where, name) for where in (nn, optim) for name in where.__all__]
     own = {name for f in (*ops, *filter(callable, classes)) for name in inspect.signature(f).parameters}
     assert {ours for names in keywords._OURS.values() for ours in names} <= own

@@ -23,6 +23,7 @@ from polyarr.autograd.walk import Slice, between, fitted, is_outside, with_slice
 from polyarr.core.array import Array
 from polyarr.core.current import current_level, renewed, traced
 from polyarr.core.errors import GradientError
+from polyarr.core.keywords import explained
 from polyarr.core.precision import get_matmul_precision, use_matmul_precision
 from polyarr.core.record import FusedPull, Rules, check_gradient
 from polyarr.core.spec import Spec, described
@@ -44,6 +45,7 @@ class CustomVJP(Protocol[P, R]):
         """State the gradient; see custom_vjp."""
 
 
+@explained
 def grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """Return a function that computes the gradient of the scalar value of fn.
 
@@ -73,6 +75,7 @@ def grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False
     return wrapped
 
 
+@explained
 def value_and_grad(fn: Function, argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Function:
     """Return a function that computes the value of fn and its gradient.
 
@@ -167,6 +170,7 @@ def vjp(fn: Function, *primals: Any) -> tuple[Any, Function]:
     return tree.map(_released, value), pull
 
 
+@explained
 def jvp(fn: Function, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     """Return the value of fn and its derivative along tangents, by pulling back twice.
 

@@ -10,6 +10,7 @@ from polyarr.autograd.transforms import vjp
 from polyarr.batching.vmap import vmap
 from polyarr.core.array import Array
 from polyarr.core.errors import GradientError
+from polyarr.core.keywords import explained
 from polyarr.core.record import check_gradient
 from polyarr.core.spec import described
 from polyarr.ops.create import fill, iota
@@ -58,6 +59,7 @@ def linearize(fn: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[...,
     return value, push
 
 
+@explained
 def jacrev(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """Return a function that computes the jacobian of fn by pulling back every element of its value.
 
@@ -97,6 +99,7 @@ def jacrev(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
     return jacobian
 
 
+@explained
 def jacfwd(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """Return a function that computes the jacobian of fn by pushing forward every element of its arguments.
 
@@ -136,6 +139,7 @@ def jacfwd(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: 
     return jacobian
 
 
+@explained
 def hessian(fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """Return a function that computes the second derivatives of fn: jacfwd of jacrev.
 

@@ -8,12 +8,14 @@ from polyarr.autograd.arguments import check_callable, two_values
 from polyarr.core.array import Array
 from polyarr.core.current import capturing, current_level
 from polyarr.core.errors import CaptureError, ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.number import user_location
 from polyarr.core.spec import bool as bool_
 from polyarr.core.spec import described
 from polyarr.ops.validation import whole
 
 
+@explained
 def scan(
     body: Callable[..., Any], carry: Any, xs: Any = None, *, length: int | None = None, reverse: bool = False
 ) -> tuple[Any, Any]:
@@ -57,6 +59,7 @@ def scan(
     return carry, tree.unflatten(found[0], stacked)
 
 
+@explained
 def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -> Any:
     """Call body on a state for as long as cond of it is true.
 

@@ -12,6 +12,7 @@ from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.current import get_backend, traced
 from polyarr.core.errors import BatchingError
+from polyarr.core.keywords import explained
 from polyarr.core.number import NUMBERS
 from polyarr.core.spec import described, shown
 from polyarr.ops.create import NATURAL
@@ -20,6 +21,7 @@ RULES = all_rules(COMPOSED)
 RANDOMNESS = ("error", "same", "different")
 
 
+@explained
 def vmap(
     fn: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0, *, axis_size: int | None = None,
     randomness: str = "error",

@@ -1,8 +1,11 @@
 """Keywords of other libraries' functions and classes, for the error on a keyword that polyarr does not have."""
 
+import functools
 import inspect
-from collections.abc import Container, Iterable
-from typing import Any
+from collections.abc import Callable, Container, Iterable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What it may be called here -> what NumPy, PyTorch, JAX or MLX call it.
 _NAMES = {
@@ -48,6 +51,17 @@ _NAMES = {
     "lr": "learning_rate",
     "betas": "b1 b2 beta1 beta2",
     "alpha": "decay rho",
+    "in_axes": "in_dims",
+    "out_axes": "out_dims",
+    "argnums": "argnum wrt",
+    "carry": "init init_val init_carry",
+    "body": "body_fun f",
+    "cond": "cond_fun",
+    "num": "steps",
+    "mean": "loc",
+    "std": "scale stddev",
+    "low": "minval",
+    "high": "maxval",
 }
 _INSTEAD = {
     "leave it out: results are new arrays": "inplace out",
@@ -60,6 +74,7 @@ _INSTEAD = {
     "write pa.mean or pa.sum of the losses": "reduction",
     "leave it out: the batch is the first axis": "batch_first",
     "leave it out: use pa.random.drawing_from(generator)": "generator key rng rngs",
+    "leave it out: the order of the products is chosen": "optimize",
 }
 _OURS: dict[str, list[str]] = {}
 for _ours, _theirs in _NAMES.items():
@@ -90,3 +105,31 @@ def refuse_foreign(cls: type, given: Iterable[str]) -> None:
         if name not in own and (instead := instead_of(name, own)):
             takes = f"it takes {', '.join(own)}" if own else "it takes no arguments"
             raise TypeError(f"{cls.__name__}: unknown argument {name}{instead}; {takes}")
+
+
+def explained(fn: F) -> F:
+    """Return fn, which no op is, with the errors of ops for calls that it does not take."""
+
+    @functools.wraps(fn)
+    def call(*args: Any, **params: Any) -> Any:
+        try:
+            return fn(*args, **params)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # of fn itself
+                raise
+            raise TypeError(_misfit(fn, args, params)) from None
+
+    return call  # type: ignore[return-value]
+
+
+def _misfit(fn: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any]) -> str:
+    taken = [p.replace(annotation=p.empty) for p in inspect.signature(fn).parameters.values()]
+    by_position = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = [p.name for p in taken if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    given = {*params, *(p.name for p in by_position[: len(args)])}
+    missing = [p.name for p in taken if p.default is p.empty and p.kind != p.VAR_POSITIONAL and p.name not in given]
+    unknown = [f"{name}{instead_of(name, known)}" for name in params if name not in known]
+    found = [f"missing {', '.join(missing)}"] if missing else []
+    found += [f"unknown argument {', '.join(unknown)}"] if unknown else []
+    name = fn.__name__
+    return f"{name}: {', '.join(found) or 'too many arguments'}; it takes {name}{inspect.Signature(taken)}"

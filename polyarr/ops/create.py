@@ -6,6 +6,7 @@ from typing import Any
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, described, float32, int64
 from polyarr.core.spec import bool as bool_
@@ -82,6 +83,7 @@ fill.vjp(value=None, like=None)
 iota.vjp(start=None, step=None, like=None)
 
 
+@explained
 def full_like(x: Array, fill_value: float, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of one value with the shape of x.
 
@@ -104,6 +106,7 @@ def full_like(x: Array, fill_value: float, dtype: Any = None, *, device: str | B
     return made if device is None else made.to(device)
 
 
+@explained
 def ones_like(x: Array, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of ones with the shape of x.
 
@@ -123,6 +126,7 @@ def ones_like(x: Array, dtype: Any = None, *, device: str | Backend | None = Non
     return full_like(x, 1, dtype=dtype, device=device)
 
 
+@explained
 def zeros_like(x: Array, dtype: Any = None, *, device: str | Backend | None = None) -> Array:
     """Return an array of zeros with the shape of x.
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.op import composed, primitive
 from polyarr.core.precision import decided
 from polyarr.core.spec import COMPLEX, Spec, broadcast, check_kind, described, real_of, shown
@@ -275,6 +276,7 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     return slice(joined, starts=(*starts, start), steps=(*ones, n + 1), shape=(*lead, length))
 
 
+@explained
 def einsum(subscripts: str, *operands: Array, precision: str | None = None) -> Array:
     """Return a sum of products in Einstein's notation. NumPy's planner chooses the order of the products.
 

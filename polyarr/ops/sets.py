@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.spec import COMPLEX, FLOATS, Spec, check_kind, described, int64, promote
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, fill
@@ -22,6 +23,7 @@ from polyarr.ops.validation import check_array, check_fits
 # ---- searching -----------------------------------------------------------------------------------------------------
 
 
+@explained
 def searchsorted(x1: Array, x2: Any, /, side: str = "left", sorter: Array | None = None) -> Array:
     """Return the positions at which elements of x2 would be inserted in the sorted x1. nan is larger than all numbers.
 
@@ -81,6 +83,7 @@ def _before(x: Array, y: Array) -> Array:
     return bitwise_or(less(x, y), bitwise_and(isnan(y), equal(x, x)))
 
 
+@explained
 def isin(x1: Any, x2: Any, /, *, invert: bool = False) -> Array:
     """Return whether elements of x1 are among those of x2. nan equals nothing.
 
@@ -152,6 +155,7 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Array
 
 
+@explained
 def unique_values(x: Array, /) -> Array:
     """Return the distinct elements of x in ascending order. Every nan is distinct.
 

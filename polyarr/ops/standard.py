@@ -14,6 +14,7 @@ import numpy as np
 
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32
 from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
@@ -76,6 +77,7 @@ def reshape(x: Array, shape: Any, *, copy: bool | None = None) -> Array:
     return shapes.reshape(x, shape=shape)
 
 
+@explained
 def where(condition: Array, x: Any, y: Any) -> Array:
     """Return x where condition is true, y elsewhere.
 
@@ -111,6 +113,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
     return elementwise.where(condition, x, y)
 
 
+@explained
 def concat(arrays: list[Array] | tuple[Array, ...], axis: int | None = 0) -> Array:
     """Return the arrays joined along an axis.
 
@@ -137,6 +140,7 @@ def concat(arrays: list[Array] | tuple[Array, ...], axis: int | None = 0) -> Arr
     return joining.concat(arrays, axis=axis)
 
 
+@explained
 def repeat(x: Array, repeats: int | Array, axis: int | None = None) -> Array:
     """Return x with each element repeated along an axis.
 
@@ -173,6 +177,7 @@ def repeat(x: Array, repeats: int | Array, axis: int | None = None) -> Array:
 # ---- running totals and differences ------------------------------------------------------------------------------
 
 
+@explained
 def cumulative_sum(x: Array, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """Return the prefix sums along an axis.
 
@@ -200,6 +205,7 @@ def cumulative_sum(x: Array, axis: int | None = None, dtype: Any = None, include
     return _prepended(0, found, axis) if include_initial else found
 
 
+@explained
 def cumulative_prod(x: Array, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Array:
     """Return the prefix products along an axis.
 
@@ -235,6 +241,7 @@ def cumulative_prod(x: Array, axis: int | None = None, dtype: Any = None, includ
     return _prepended(1, found, at) if include_initial else found
 
 
+@explained
 def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, append: Array | None = None) -> Array:
     """Return the differences of neighbors along an axis.
 
@@ -276,6 +283,7 @@ def diff(x: Array, n: int = 1, axis: int = -1, prepend: Array | None = None, app
     return found
 
 
+@explained
 def count_nonzero(x: Array, axis: Any = None, keepdims: bool = False) -> Array:
     """Return the number of nonzero elements over axes.
 
