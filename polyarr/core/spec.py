@@ -155,7 +155,7 @@ def promote(op: str, specs: Sequence[Spec]) -> np.dtype:
     """
     arrays: list[np.dtype] = [s.dtype for s in specs if not s.is_number]
     if not arrays:
-        raise DtypeError(f"{op}: got only Python numbers; at least one input must be an array")
+        raise DtypeError(f"{op}: got only Python numbers; at least one input must be an array, by polyarr.asarray")
     dtype = arrays[0]
     for other in arrays[1:]:
         if other != dtype:
@@ -235,8 +235,9 @@ def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
         given = "None" if spec is None else "a list"
         raise TypeError(f"{op}: {name} is {given}; it must be an array or a Python number")
     if not spec.is_number and spec.dtype not in KINDS[kind]:
-        required = _REQUIRED.get(kind, kind)
-        raise DtypeError(f"{op}: {name} is {spec}; its dtype must be {required}")
+        required, is_float = _REQUIRED.get(kind, kind), kind in ("inexact", "floating")
+        cast = f", so write {name}.astype(polyarr.float32)" if is_float and spec.dtype.kind in "biu" else ""
+        raise DtypeError(f"{op}: {name} is {spec}; its dtype must be {required}{cast}")
 
 
 _REQUIRED = {

@@ -212,7 +212,8 @@ ACTIVATIONS = {
 def check_activation(op: str, activation) -> None:
     """Raise ValueError unless activation is one of ACTIVATIONS."""
     if activation not in ACTIVATIONS:
-        raise ValueError(f"{op}: activation is {activation!r}; it must be one of {', '.join(map(repr, ACTIVATIONS))}")
+        names = ", ".join(map(repr, ACTIVATIONS))
+        raise ValueError(f"{op}: activation is {activation!r}; it must be one of {names}; call others on the result")
 
 
 def check_bias(op, weight, bias):
