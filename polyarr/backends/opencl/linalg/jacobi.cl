@@ -7,7 +7,8 @@
 //                          GRAM), or over its rows and columns of a Hermitian matrix
 //          rotate_pairs    multiply the rows of each pair by its rotation; with other steps, its columns by the
 //                          conjugate one
-//          normalize_rows  normalize the right halves of rows; write the norms of the left halves, or their diagonal
+//          normalize_rows  normalize the right halves of rows; write the norms of the left halves, or, unless gram, the
+//                          products of both halves
 //          arrange         write rows, conjugated, as columns of left and right, in the order of their keys
 // Arrays   y, left and right of Element, a real or complex number; keys and values of ACC
 //          y: matrices of rows `pitch` apart, `matrix` from one to the next
@@ -242,14 +243,19 @@ __kernel GROUP void normalize_rows(__global Element *restrict y, __global ACC *r
     __global Element *restrict row = y + g * matrix + (long)i * pitch;
     __global Element *restrict more = row + more_start;
     ACC sum = 0, more_sum = 0;
-    for (int j = me; j < rows; j += WG) {
-        sum += SQUARE(row[j]);
-        more_sum += SQUARE(more[j]);
+    for (int begin = me; begin < rows; begin += FEW * WG) {  // in parts, whose sums round less than one long sum
+        ACC part = 0, more_part = 0;
+        for (int j = begin; j < MIN(begin + FEW * WG, rows); j += WG) {
+            part += gram ? SQUARE(row[j]) : REAL_PART(TIMES(row[j], CONJUGATE(more[j])));
+            more_part += SQUARE(more[j]);
+        }
+        sum += part;
+        more_sum += more_part;
     }
     more_sum = group_sum(more_sum, me, lane);
     sum = group_sum(sum, me, lane);
     const ACC norm = SQRT(more_sum);
-    const ACC key = gram ? SQRT(sum) / norm : REAL_PART(row[i]) / more_sum;
+    const ACC key = gram ? SQRT(sum) / norm : sum / more_sum;
     if (me == 0) keys[get_group_id(0)] = key == key ? key : 0;  // nan, of bad matrices, has no place in an order
     for (int j = me; j < rows; j += WG) more[j] /= norm;
 }

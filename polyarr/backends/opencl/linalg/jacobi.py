@@ -6,10 +6,11 @@ are the singular values, and U = Q J^H. A second QR decomposition completes V wh
 Sources: Demmel, Veselic 1992, doi:10.1137/0613074; Drmac, Veselic 2008, doi:10.1137/050639193
 """
 
+from polyarr.backends.opencl.gemm.matmul import matmul
 from polyarr.backends.opencl.linalg import qr
 from polyarr.backends.opencl.linalg.matrices import INT32, UPPER, Call, block, diagonal, matrices_of
 from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, swapped, view
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of, swapped, view
 from polyarr.core.spec import COMPLEX, Spec, complex128, float32, float64, real_of
 
 MAX_HALF = 16  # rows of a block; half of that for complex128, because of the size of local memory
@@ -26,8 +27,11 @@ def eigh(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buf
         return device.empty(out[0]), device.empty(out[1])
     call, n, x = Call(device, "eigh", x.shape, x.dtype), x.shape[-1], matrices_of(device, x)
     scales, w = call.scales(x), _beside_identity(call, n)
-    call.move(block(w, slice(n), slice(n)), x, hermitian=True, scales=scales)
+    x = call.move(call.empty(n, n), x, hermitian=True, scales=scales)
+    half, size = call.move(block(w, slice(n), slice(n)), x), w.shape[1]
     _sweep(call, w, n, hermitian=True)
+    # Each rotation rounds the diagonal. The Rayleigh quotients v^H x v of the eigenvectors are ten times as near.
+    call.move(half, matmul(device, spec_of(x), block(w, slice(n), slice(size, size + n)), x))
     vectors = call.empty(n, n)
     values = _arrange(call, w, vectors)
     return (
@@ -133,7 +137,7 @@ def _sweep(call: Call, w: Buffer, n: int, *, hermitian: bool) -> None:
 
 
 def _arrange(call: Call, w: Buffer, left: Buffer, right: Buffer | None = None) -> Buffer:
-    """Return the diagonals of the left halves of w, ascending, and write the right halves as columns of left.
+    """Return the products of the halves of each row of w, ascending, and write the right halves as columns of left.
 
     With right, return the norms of rows of the left halves, descending, and write the normalized rows as its columns.
     """

@@ -275,6 +275,16 @@ def test_large_ones_by_blocks_of_the_usual_size(backend):
     near(host @ ops.inv(pa.asarray(host)).numpy() / np.linalg.cond(host), np.eye(70) / np.linalg.cond(host), 70, 1)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_eigenvalues_are_rounded_a_few_times_only(backend, dtype):
+    real, imaginary = np.random.default_rng(5).standard_normal((2, 128, 128))
+    x = real + (1j * imaginary if dtype == "complex64" else 0)
+    x = ((x + x.conj().T) / 2).astype(dtype)
+    expected = np.linalg.eigvalsh(x.astype("complex128"))
+    found = linalg.eigvalsh(pa.asarray(x)).numpy()
+    assert np.abs(found - expected).max() < 5 * 2.0**-23 * np.abs(expected).max()  # 16 by the rotated diagonal
+
+
 def test_eigenvalues_come_from_the_host(backend):
     host = random(2, 5, 5)
     x, before = pa.asarray(host), pa.transfers()
