@@ -6,8 +6,10 @@ import itertools
 from polyarr.core.array import spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import Spec, described
-from polyarr.ops.create import fill, shape_of
+from polyarr.core.spec import Spec, described, int64
+from polyarr.ops.create import fill, iota, shape_of
+from polyarr.ops.elementwise import clip, minimum, multiply, remainder, subtract
+from polyarr.ops.index import take
 from polyarr.ops.shape import broadcast_to, expand_dims, one_axis, part_of, reshape, slice_update, squeeze
 from polyarr.ops.validation import whole, wholes
 
@@ -159,24 +161,30 @@ split.vjp(x=lambda g, axis: concat(g, axis=axis))
 
 
 @composed(widen=False)
-def pad(x, *, pad_width, constant_values=0):
-    """Return x with a constant around it.
+def pad(x, *, pad_width, mode="constant", constant_values=0):
+    """Return x with elements around it.
 
     Args:
         x: Array of any dtype.
         pad_width: Tuple with a pair (before, after) per axis; one pair, or one int, counts for all axes.
-        constant_values: Number that the new elements hold.
+        mode: What the new elements hold: "constant"; "edge", the nearest element of x; "reflect", x mirrored at its
+            first and last elements; "symmetric", mirrored beside them; or "wrap", x over again.
+        constant_values: Number that they hold with "constant".
 
     Returns:
         Array of lengths before + n + after and the dtype of x.
 
     Raises:
-        ShapeError: A width is negative, or there are not as many pairs as axes.
+        ShapeError: A width is negative, or there are not as many pairs as axes; or an axis without elements is
+            continued.
+        ValueError: mode is unknown, or not "constant" with constant_values.
 
     Examples:
         >>> import polyarr as pa
         >>> pa.pad(pa.asarray([1, 2]), pad_width=(1, 2))
         Array([0, 1, 2, 0, 0], int64, 'numpy')
+        >>> pa.pad(pa.asarray([1, 2, 3]), pad_width=2, mode="reflect")
+        Array([3, 2, 1, 2, 3, 2, 1], int64, 'numpy')
 
     Gradients: x
     """
@@ -185,10 +193,42 @@ def pad(x, *, pad_width, constant_values=0):
     pairs = pairs if nested else (pairs[0] * (3 - len(pairs[0])),) * len(x.shape)  # one width is for both sides
     if len(pairs) != len(x.shape) or any(len(p) != 2 or builtins.min(p) < 0 for p in pairs):
         raise ShapeError(f"pad: x is {spec_of(x)}, pad_width is {pad_width}; it must be one (before, after) per axis")
+    if mode != "constant":
+        return _continued(x, pairs, mode, constant_values)
     shape = tuple(before + n + after for n, (before, after) in zip(x.shape, pairs, strict=True))
     around = fill(constant_values, x, shape=shape, dtype=x.dtype)
     starts = tuple(before if n else 0 for n, (before, _) in zip(x.shape, pairs, strict=True))
     return slice_update(around, x, starts=starts, steps=(1,) * len(shape))
+
+
+def _continued(x, pairs, mode, constant_values):
+    """Return x with elements of its own around it, by axis: those at the places that a rule of pad names."""
+    if mode not in _PLACES:
+        raise ValueError(f"pad: mode is {mode!r}; it must be one of constant, {', '.join(_PLACES)}")
+    if constant_values:
+        raise ValueError(f"pad: constant_values is {constant_values} and mode {mode!r}; they are for mode 'constant'")
+    for axis, (before, after) in enumerate(pairs):
+        n = x.shape[axis]
+        if before or after:
+            if not n:
+                raise ShapeError(f"pad: x is {spec_of(x)}, mode is {mode!r}; axis {axis} has no elements to continue")
+            places = iota(-before, 1, x, size=before + n + after, dtype=int64)
+            x = take(x, _PLACES[mode](places, n), axis=axis)
+    return x
+
+
+def _mirrored(places, last, period):
+    """Return places of elements that go from 0 to last and back in each period."""
+    at = remainder(places, period)
+    return minimum(at, subtract(last, at))
+
+
+_PLACES = {
+    "edge": lambda places, n: clip(places, 0, n - 1),
+    "reflect": lambda places, n: _mirrored(places, 2 * n - 2, 2 * n - 2) if n > 1 else multiply(places, 0),
+    "symmetric": lambda places, n: _mirrored(places, 2 * n - 1, 2 * n),
+    "wrap": lambda places, n: remainder(places, n),
+}
 
 
 @composed(widen=False)
