@@ -155,8 +155,11 @@ def _scalar(x: Array, asked: str, kind: str = "number") -> Any:
 def _iterate(x: Array) -> Iterator[Array]:
     if not x.shape:
         raise TypeError(f"iteration: x is {x.spec}; an array without axes cannot be iterated over")
-    x = x.snapshot()
-    return (row for rows in map(unstack, (x,)) for row in rows)  # iter(x) alone, as in np.iterable(x), computes nothing
+    return _elements(x.snapshot())  # iter(x) alone, as in np.iterable(x), computes nothing
+
+
+def _elements(x: Array) -> Iterator[Array]:
+    yield from unstack(x)
 
 
 def _length(x: Array) -> int:

@@ -214,7 +214,6 @@ def test_asking_whether_an_array_can_be_iterated_over_computes_nothing(backend: 
     assert np.iterable(x) and not np.iterable(pa.ones(()))
 
 
-
 def test_repr(backend: Backend) -> None:
     name = backend.name
     assert repr(pa.asarray([1.0, 2.5])) == f"Array([1. , 2.5], float32, {name!r})"
