@@ -1,4 +1,4 @@
-"""Cotangents, tangents and gradients of another dtype, shape or device are refused."""
+"""Cotangents from around a transform are its inputs; those of another dtype, shape or device are refused."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,9 @@ from polyarr import ops
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import get_backend
-from polyarr.core.errors import BackendError, DtypeError, GradientError, ShapeError
+from polyarr.core.errors import BackendError, CaptureError, DtypeError, GradientError, ShapeError
 from polyarr.core.tape import Node
+from polyarr.testing.compare import bits
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -98,3 +99,45 @@ def test_cotangents_and_tangents_on_another_device_are_refused(backend: Backend)
         pa.vjp(ops.softmax, x)[1](other)
     with pytest.raises(BackendError, match=rf"^jvp: a tangent is .* on 'mirror' for an array on '{backend.name}'"):
         pa.jvp(ops.softmax, (x,), (other,))
+
+
+PULLED = {
+    "tanh": pa.tanh,
+    "softmax": pa.softmax,
+    "layer_norm": pa.layer_norm,
+    "sort": pa.sort,
+    "topk": lambda x: pa.topk(x, 4)[0],
+    "custom": pa.custom_vjp(pa.positive, lambda x: (x, None), lambda _, g: (g,)),
+}
+
+
+@pytest.fixture(params=PULLED)
+def pulled(request, backend: Backend):
+    """Return a function of x and g that pulls g back through an op of x, and an x and a g."""
+    fn, host = PULLED[request.param], np.random.default_rng(1)
+    x, g = (pa.asarray(host.standard_normal((3, 4)).astype("f"), device=backend) for _ in range(2))
+    return lambda x, g: pa.vjp(fn, x)[1](g)[0], x, g
+
+
+def test_a_cotangent_from_around_vmap_is_shared(pulled) -> None:
+    fn, x, g = pulled
+    row = g[0]
+    found = pa.vmap(lambda x: fn(x, row))(x)
+    np.testing.assert_allclose(found.numpy(), pa.stack([fn(x[i], row) for i in range(3)]).numpy(), 1e-5, 1e-6)
+
+
+def test_a_cotangent_that_compile_captures_is_read_at_every_run(pulled) -> None:
+    fn, x, g = pulled
+    with pytest.raises(CaptureError, match="that the function was not given"):
+        pa.compile(lambda x: fn(x, g))(x)
+    step = pa.compile(lambda x: fn(x, g), captures=[g])
+    for _ in range(2):
+        assert bits(step(x)) == bits(fn(x, g))
+        g *= 2.0
+
+
+def test_a_cotangent_that_a_checkpoint_closes_over_has_its_gradient(pulled) -> None:
+    fn, x, g = pulled
+    due = pa.grad(lambda g: pa.sum(fn(x, g) ** 2))(g)
+    found = pa.grad(lambda g: pa.sum(pa.checkpoint(lambda x: fn(x, g))(x) ** 2))(g)
+    np.testing.assert_allclose(found.numpy(), due.numpy(), 1e-5, 1e-6)

@@ -8,9 +8,10 @@ import numpy as np
 from polyarr.core.array import Array, buffer, flatten, rounded, snapshot, spec_of, untracked, widened
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.binding import outdated_backward, wrong_result
+from polyarr.core.current import capturing
 from polyarr.core.errors import BackendError, DtypeError, ShapeError
 from polyarr.core.spec import INEXACT, Spec, described
-from polyarr.core.tape import Node, Result, is_pulled_once
+from polyarr.core.tape import Node, Result, is_pulled_once, reads
 
 
 def track(value: Any, node: Node) -> None:
@@ -75,10 +76,8 @@ class FusedPull:
         self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
-        for part in g if type(g) is list else (g,):
-            if part.backend is not self.backend:
-                check_gradient(f"{self.op.name}: a cotangent is", part, part.spec, self.backend)
-        cotangent = nested(self.plan.out, iter(g)) if type(g) is list else g
+        parts = [self._entered(part) for part in (g if type(g) is list else (g,))]
+        cotangent = nested(self.plan.out, iter(parts)) if type(g) is list else parts[0]
         bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
         try:
             grads = self.fused.backward(buffer(cotangent), self.saved, *bufs, wanted=self.wanted, **params)
@@ -93,6 +92,15 @@ class FusedPull:
         for i, (buf, spec) in enumerate(zip(found, node.specs, strict=True)):
             self._check_buffer(i, buf, spec)
         return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
+
+    def _entered(self, g: Array) -> Array:
+        """Return a cotangent as the kernel takes it: like an input of an op, it may be from outside of a transform."""
+        if (read := reads.get()) is not None:
+            read.note(g)
+        if g.backend is not self.backend:
+            check_gradient(f"{self.op.name}: a cotangent is", g, g.spec, self.backend)
+            g = g if (capture := capturing.get()) is None else capture.lift(g)
+        return g
 
     def _check_buffer(self, i: int, buf: Any, spec: Spec) -> None:
         """Raise BackendError if the i-th wanted gradient has another shape or dtype than its input."""
