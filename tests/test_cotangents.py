@@ -107,6 +107,7 @@ PULLED = {
     "layer_norm": pa.layer_norm,
     "sort": pa.sort,
     "topk": lambda x: pa.topk(x, 4)[0],
+    "fused": pa.fused(lambda x: pa.tanh(x) * 2.0),
     "custom": pa.custom_vjp(pa.positive, lambda x: (x, None), lambda _, g: (g,)),
 }
 

@@ -20,8 +20,9 @@ from polyarr.core.backend import Backend
 from polyarr.core.current import CaptureContext, capturing, current_level
 from polyarr.core.number import Number
 from polyarr.core.precision import get_matmul_precision
+from polyarr.core.record import as_read
 from polyarr.core.spec import Spec, shown
-from polyarr.core.tape import is_pulled_once, reads, records
+from polyarr.core.tape import is_pulled_once, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -101,12 +102,8 @@ class _Call:
 
     def __init__(self, function: FusedFunction, arguments: Any, inputs: list[Any], key: list[Any]) -> None:
         self._function, self._arguments, self._capture = function, arguments, capturing.get()
-        if (read := reads.get()) is not None:
-            for a in inputs:
-                if type(a) is Array:
-                    read.note(a)
         self._key = get_matmul_precision(), *key, alias_pattern(inputs)
-        self._inputs = [_lifted(self._capture, a) for a in inputs]
+        self._inputs: list[Any] = [as_read(a) if type(a) is Array else a for a in inputs]
         self._wanted = tuple([i for i, a in enumerate(self._inputs) if _is_tracked(a)])
         self._backend = backend_of(function.fn, [a for a in self._inputs if type(a) is Array])
 
@@ -181,7 +178,7 @@ def _gradients(
     """Return the gradients' buffers for the cotangents of all results; None where there is none."""
     given = [part for part, is_float in zip(g, floats, strict=True) if is_float]
     program = found.backward(tuple([part is not None for part in given]))
-    buffers = iter(run(program, kept + [part.buf for part in given if part is not None]))
+    buffers = iter(run(program, kept + [as_read(part).buf for part in given if part is not None]))
     return [next(buffers) if is_there else None for is_there in program.outputs]
 
 
@@ -230,10 +227,6 @@ def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:
         Array([0.       , 1.6587291], float32, 'numpy')
     """
     return FusedFunction(fn)
-
-
-def _lifted(capture: CaptureContext | None, a: Any) -> Any:
-    return a if capture is None or type(a) is not Array else capture.lift(a)
 
 
 def _is_tracked(a: Any) -> bool:

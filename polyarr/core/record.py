@@ -58,6 +58,13 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
         raise BackendError(f"{given} {where}; bring it there with .to({backend.name!r})")
 
 
+def as_read(a: Array) -> Array:
+    """Return an array that is read without an op as an op would read it: noted, and as a tracer during a capture."""
+    if (read := reads.get()) is not None:
+        read.note(a)
+    return a if (capture := capturing.get()) is None else capture.lift(a)
+
+
 class FusedPull:
     """Pull function of an op that ran a Fused kernel: calls `backward`, or differentiates the decomposition.
 
@@ -76,7 +83,11 @@ class FusedPull:
         self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
-        parts = [self._entered(part) for part in (g if type(g) is list else (g,))]
+        parts = g if type(g) is list else (g,)
+        for part in parts:
+            if part.backend is not self.backend:
+                check_gradient(f"{self.op.name}: a cotangent is", part, part.spec, self.backend)
+        parts = [*map(as_read, parts)]
         cotangent = nested(self.plan.out, iter(parts)) if type(g) is list else parts[0]
         bufs, params = map(buffer, self.args), self.op.kernel_params(self.backend, self.params)
         try:
@@ -92,15 +103,6 @@ class FusedPull:
         for i, (buf, spec) in enumerate(zip(found, node.specs, strict=True)):
             self._check_buffer(i, buf, spec)
         return [None if b is None else Array(self.backend, b, s) for b, s in zip(found, node.specs, strict=True)]
-
-    def _entered(self, g: Array) -> Array:
-        """Return a cotangent as the kernel takes it: like an input of an op, it may be from outside of a transform."""
-        if (read := reads.get()) is not None:
-            read.note(g)
-        if g.backend is not self.backend:
-            check_gradient(f"{self.op.name}: a cotangent is", g, g.spec, self.backend)
-            g = g if (capture := capturing.get()) is None else capture.lift(g)
-        return g
 
     def _check_buffer(self, i: int, buf: Any, spec: Spec) -> None:
         """Raise BackendError if the i-th wanted gradient has another shape or dtype than its input."""
