@@ -19,7 +19,7 @@ from polyarr.autograd.arguments import (
     two_values,
     without_floats,
 )
-from polyarr.autograd.walk import Slice, between, fitted, is_outside, with_slices, zeros_of
+from polyarr.autograd.walk import Slice, around_vmaps, between, fitted, is_outside, with_slices, zeros_of
 from polyarr.core.array import Array
 from polyarr.core.current import current_level, renewed, traced
 from polyarr.core.errors import GradientError
@@ -262,17 +262,17 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
             value = _called(fn, tree.map(_untracked, args))
         first = [*map(described, tree.leaves(value))]
         parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
-        given = [leaf for leaf in tree.leaves(args) if _is_tracked(leaf)]
         results = {id(leaf) for leaf in tree.leaves(value)}
         captured = [(a, read.before(a)) for a in read.arrays.values()]
         rebound = [a for a, then in captured if _differ(a, then)]
         captured = [(a, then) for a, then in captured if id(a) not in results or _differ(a, then)]
 
         def pull(g: list) -> list:
-            again = tree.map(renewed, list(args))
-            with recording(once=True), _as_they_were(captured, *tree.map(renewed, settings)), reading() as read:
-                tracked = [_track(again, i) for i in range(len(again))]
-                found = tree.map(_snapshot, [_called(fn, again), rebound])
+            with around_vmaps(level) as is_moved:  # inside of a vmap, what fn closes over has no node
+                again, state = tree.map(renewed, [list(args), settings])
+                with recording(once=not is_moved), _as_they_were(captured, *state), reading() as read:
+                    tracked = [_track(again, i) for i in range(len(again))]
+                    found = tree.map(_snapshot, [_called(fn, again), rebound])
             if read.nodes.keys() - parents.keys():
                 raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
             if (second := [*map(described, tree.leaves(found[0]))]) != first:
@@ -285,7 +285,7 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
             wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if carries_gradient(leaf)]
             return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
 
-        inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in given)]
+        inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf))]
         if not inputs:
             return value
         value, after = joined([value, [a.snapshot() for a in rebound]], inputs, pull)

@@ -1,5 +1,7 @@
 """Parts of the walk over the tape: its order, and gradients that fit the arrays that they belong to."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -33,6 +35,17 @@ def is_outside(pull: FusedPull) -> bool:
     """Return whether a Fused kernel ran outside of the vmap that pulls here, whose cotangents it cannot take."""
     level = current_level()
     return level is not None and type(pull) is FusedPull and not level.owns(pull.backend)
+
+
+@contextmanager
+def around_vmaps(home: Any) -> Iterator[bool]:
+    """Run a block around every vmap inside of the vmap `home` (None: around all); yield whether there are any."""
+    with ExitStack() as stack:
+        is_moved = False
+        while (level := current_level()) is not None and level is not home:
+            stack.enter_context(level.around())
+            is_moved = True
+        yield is_moved
 
 
 def zeros_of(spec: Spec | None, like: Array) -> Array | None:

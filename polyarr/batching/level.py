@@ -190,6 +190,12 @@ class Level:
             capturing.reset(tokens[0])
             reads.reset(tokens[1])
 
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Run a block as code around vmap: with ops on inner arrays, and new arrays on the backend of that code."""
+        with self.outside(), use_backend(self._around.current):  # type: ignore[union-attr]
+            yield
+
     @property
     def transforms(self) -> tuple[int, int]:
         """Number of gradient transforms around the mapped function, and inside it around this point."""
@@ -313,7 +319,7 @@ class Level:
             value_form[:] = [own]
             return found
 
-        with self.outside(), use_backend(self._around.current):  # type: ignore[union-attr]
+        with self.around():
             found = transform(inner)(*given)
         return self._wrapped(value_form[0], found)
 
@@ -343,7 +349,7 @@ class Level:
                 grads = backward(self._wrapped(forms[1], kept), self._wrapped(forms[0], g))
                 return tuple(self._gradients(form, grads))
 
-        with self.outside(), use_backend(self._around.current):  # type: ignore[union-attr]
+        with self.around():
             found = transform(lambda *arrays: called(fn, *arrays)[0], inner_forward, inner_backward)(*given)
         return self._wrapped(forms[0], found)
 

@@ -172,3 +172,19 @@ def test_errors_have_one_line(call, error, message) -> None:
     with pytest.raises(error, match=message) as caught:
         call(pa.asarray(X))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("of", [pa.jacrev, pa.jacfwd, pa.hessian])
+def test_a_checkpoint_that_closes_over_the_argument_has_its_jacobian(backend: Backend, of) -> None:
+    def fn(wrap):
+        def outer(x):
+            h = x * 2.0
+            value = wrap(lambda y: pa.softmax(h * y) + pa.ones(3) * x)(x + 1) ** 2
+            return pa.sum(value) if of is pa.hessian else value
+
+        return outer
+
+    x = given(3)
+    close(of(fn(pa.checkpoint))(x), of(fn(lambda f: f))(x).numpy())
+    mapped = pa.vmap(of(fn(pa.checkpoint)))(pa.stack([x, x * 2]))
+    close(mapped[1], of(fn(lambda f: f))(x * 2).numpy(), 1e-4)
