@@ -333,7 +333,10 @@ def _rebind_all(pairs: list[tuple[Array, Array]]) -> None:
 
 def _differ(a: Array, b: Array) -> bool:
     a, b = traced(a), traced(b)
-    return a.buf is not b.buf or a.node is not b.node
+    if a.buf is b.buf or a.node is not b.node:
+        return a.node is not b.node
+    level = current_level()
+    return level is None or level.differ(a, b, _differ)
 
 
 def custom_vjp(

@@ -18,7 +18,7 @@ from polyarr.autograd.arguments import two_values
 from polyarr.autograd.transforms import stop_gradient, vjp
 from polyarr.core.array import Array, flatten, from_numpy, spec_of, values_of
 from polyarr.core.backend import Backend, Fused
-from polyarr.core.current import CaptureContext, capturing, get_backend, renewed, traced, use_backend
+from polyarr.core.current import CaptureContext, capturing, current_level, get_backend, renewed, traced, use_backend
 from polyarr.core.errors import BatchingError, GradientError
 from polyarr.core.number import user_location
 from polyarr.core.op import Op
@@ -263,7 +263,15 @@ class Level:
         if found.is_mapped:
             given = f"{user_location()} writes mapped values into an array {handle.spec} that is not mapped"
             raise BatchingError(f"vmap: {given}; make it an argument that is mapped, and return it")
-        return found.array
+        with self.outside():
+            around = current_level()
+            return found.array if around is None else around.rebound(handle, found.array)
+
+    def differ(self, a: Array, b: Array, outside: Callable[[Array, Array], bool]) -> bool:
+        """Return whether two arrays differ, by `outside` of their inner arrays: each lift of one makes a buffer."""
+        x, y = self.inner(a), self.inner(b)
+        with self.outside():
+            return x.is_mapped != y.is_mapped or outside(x.array, y.array)
 
     def moved(self, a: Array, target: Backend) -> Array:
         """Return an array whose inner array is on another backend: `target`, or the one that it stands for."""

@@ -326,3 +326,28 @@ def test_threads_map_at_the_same_time() -> None:
         t.join()
     for i, x in enumerate(xs):
         close(found[i], np.cos(x.numpy()))
+
+
+def test_an_array_around_nested_vmaps_can_be_changed_in_place(on_numpy) -> None:
+    x, total = given(2, 3), pa.zeros(3)
+
+    def inner(y):
+        total[0] = 2.0
+        return y + total
+
+    found = pa.vmap(lambda a: pa.vmap(inner)(x) * a)(x)
+    close(total, [2, 0, 0])
+    close(found, (x.numpy() + total.numpy()) * x.numpy()[:, None])
+    step = pa.compile(lambda x: pa.vmap(lambda a: pa.vmap(inner)(x) * a)(x), captures=[total])
+    total[0] = 0.0
+    close(step(x), found.numpy())
+    close(total, [2, 0, 0])
+
+
+def test_a_checkpoint_in_nested_vmaps_leaves_what_it_reads(on_numpy) -> None:
+    x, w = given(2, 3), given(3)
+    fn = lambda wrap: lambda a: pa.vmap(lambda b: pa.grad(lambda b: pa.sum(wrap(lambda b: pa.sin(b) * w * a)(b)))(b))(x)
+    close(pa.vmap(fn(pa.checkpoint))(x), pa.vmap(fn(lambda f: f))(x).numpy())
+    tangent = lambda wrap: lambda a: pa.vmap(lambda b: pa.jvp(wrap(lambda b: pa.sin(b) * w * a), (b,), (w,))[1])(x)
+    close(pa.vmap(tangent(pa.checkpoint))(x), pa.vmap(tangent(lambda f: f))(x).numpy())
+    close(w * 1, w.numpy())
