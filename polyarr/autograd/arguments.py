@@ -7,14 +7,20 @@ from typing import Any
 from polyarr import tree
 from polyarr.core.array import Array
 from polyarr.core.errors import GradientError
-from polyarr.core.record import check_gradient
+from polyarr.core.record import check_gradient, note
 from polyarr.core.spec import FLOATS, INEXACT, described, shown
-from polyarr.core.tape import Node
+from polyarr.core.tape import Node, reads
 
 
 def carries_gradient(leaf: Any) -> bool:
     """Return whether a leaf can have a gradient: a floating-point or complex array."""
     return type(leaf) is Array and leaf.dtype in INEXACT
+
+
+def note_arguments(args: Any) -> None:
+    """Note the arguments of a transform for a checkpoint around it, as no op may read them as they are."""
+    if reads.get() is not None:
+        tree.map(note, args)
 
 
 def check_scalar(asked: str, value: Any) -> None:

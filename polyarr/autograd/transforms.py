@@ -16,6 +16,7 @@ from polyarr.autograd.arguments import (
     check_scalar,
     cotangents,
     name_of_node,
+    note_arguments,
     two_values,
     without_floats,
 )
@@ -115,6 +116,7 @@ def _with_value(asked: str, fn: Function, argnums: int | tuple[int, ...], has_au
     def wrapped(*given: Any, **kwargs: Any) -> Any:
         args = list(given)
         check_given(asked, args, wanted)
+        note_arguments([args[i] for i in wanted])
         with recording(once=True):
             tracked = [_track(args, i, tree.frozen(args[i])) for i in wanted]
             if not any(node for nodes in tracked for node in nodes):
@@ -156,6 +158,7 @@ def vjp(fn: Function, *primals: Any) -> tuple[Any, Function]:
     """
     check_callable("vjp", fn)
     args = list(primals)
+    note_arguments(args)
     with recording():
         tracked = [_track(args, i) for i in range(len(args))]
         value = fn(*args)
@@ -253,47 +256,53 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        note_arguments((args, kwargs))
         if not _recorded_here((args, kwargs)):
             return fn(*args, **kwargs)
         if (level := current_level()) is not None and level.transforms[0]:
             return _checkpoint_outside(level, fn, args, kwargs)
-        settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
-        with paused(), reading() as read:
-            value = _called(fn, tree.map(_untracked, args))
-        first = [*map(described, tree.leaves(value))]
-        parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
-        results = {id(leaf) for leaf in tree.leaves(value)}
-        captured = [(a, read.before(a)) for a in read.arrays.values()]
-        rebound = [a for a, then in captured if _differ(a, then)]
-        captured = [(a, then) for a, then in captured if id(a) not in results or _differ(a, then)]
-
-        def pull(g: list) -> list:
-            with around_vmaps(level) as is_moved:  # inside of a vmap, what fn closes over has no node
-                again, state = tree.map(renewed, [list(args), settings])
-                with recording(once=not is_moved), _as_they_were(captured, *state), reading() as read:
-                    tracked = [_track(again, i) for i in range(len(again))]
-                    found = tree.map(_snapshot, [_called(fn, again), rebound])
-            if read.nodes.keys() - parents.keys():
-                raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
-            if (second := [*map(described, tree.leaves(found[0]))]) != first:
-                gave = f"{', '.join(second)} when it was computed again, and {', '.join(first)} the first time"
-                raise GradientError(f"checkpoint: fn gave {gave}; it must give arrays of the same shapes and dtypes")
-            ends = [node for nodes in tracked for node in nodes if node]
-            roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(found)]
-            grads = _backward([*zip(roots, g, strict=True)], [*parents, *ends], once=False)
-            # A floating-point argument that is not tracked has an end here, but no parent in the outer graph.
-            wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if carries_gradient(leaf)]
-            return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
-
-        inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf))]
-        if not inputs:
-            return value
-        value, after = joined([value, [a.snapshot() for a in rebound]], inputs, pull)
-        for a, new in zip(rebound, after, strict=True):
-            a.rebind(new)
-        return value
+        return _checkpointed(level, fn, args, kwargs)
 
     return wrapped
+
+
+def _checkpointed(level: Any, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Return the value of a checkpoint at whose call `level` was the innermost vmap."""
+    settings, args = (random.get_state(), get_matmul_precision()), tree.map(_snapshot, (*args, kwargs))
+    with paused(), reading() as read:
+        value = _called(fn, tree.map(_untracked, args))
+    first = [*map(described, tree.leaves(value))]
+    parents = read.nodes | {leaf.node: leaf.spec for leaf in tree.leaves(value) if _is_tracked(leaf)}
+    results = {id(leaf) for leaf in tree.leaves(value)}
+    captured = [(a, read.before(a)) for a in read.arrays.values()]
+    rebound = [a for a, then in captured if _differ(a, then)]
+    captured = [(a, then) for a, then in captured if id(a) not in results or _differ(a, then)]
+
+    def pull(g: list) -> list:
+        with around_vmaps(level) as is_moved:  # inside of a vmap, what fn closes over has no node
+            again, state = tree.map(renewed, [list(args), settings])
+            with recording(once=not is_moved), _as_they_were(captured, *state), reading() as read:
+                tracked = [_track(again, i) for i in range(len(again))]
+                found = tree.map(_snapshot, [_called(fn, again), rebound])
+        if read.nodes.keys() - parents.keys():
+            raise GradientError("checkpoint: fn read other arrays when it was computed again than the first time")
+        if (second := [*map(described, tree.leaves(found[0]))]) != first:
+            gave = f"{', '.join(second)} when it was computed again, and {', '.join(first)} the first time"
+            raise GradientError(f"checkpoint: fn gave {gave}; it must give arrays of the same shapes and dtypes")
+        ends = [node for nodes in tracked for node in nodes if node]
+        roots = [leaf.node if type(leaf) is Array else None for leaf in tree.leaves(found)]
+        grads = _backward([*zip(roots, g, strict=True)], [*parents, *ends], once=False)
+        # A floating-point argument that is not tracked has an end here, but no parent in the outer graph.
+        wanted = [_is_tracked(leaf) for leaf in tree.leaves(args) if carries_gradient(leaf)]
+        return grads[: len(parents)] + [g for g, want in zip(grads[len(parents) :], wanted, strict=True) if want]
+
+    inputs = [*parents.items(), *((leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf))]
+    if not inputs:
+        return value
+    value, after = joined([value, [a.snapshot() for a in rebound]], inputs, pull)
+    for a, new in zip(rebound, after, strict=True):
+        a.rebind(new)
+    return value
 
 
 def _checkpoint_outside(level: Any, fn: Callable, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -376,6 +385,7 @@ def custom_vjp(
     @functools.wraps(fn)
     def own(*args: Any, **named: Any) -> Any:
         args = _by_position(fn, args, named) if named else args
+        note_arguments(args)
         if not _recorded_here(args) or any(fn is other for other in in_forward.get()):
             return fn(*args)  # type: ignore[call-arg]
         if forward is None or backward is None:
@@ -396,8 +406,7 @@ def _recorded_here(args: Any) -> bool:
 
 def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) -> Any:
     """Return the value of forward at args, with backward as its gradient."""
-    # Use handles of our own: the caller's may be rebound before the gradient is pulled.
-    args = tree.map(_snapshot, args)
+    args = tree.map(_snapshot, args)  # the caller's handles may be rebound before the gradient is pulled
     tracked = [_is_tracked(leaf) for leaf in tree.leaves(args)]
     inputs = [(leaf.node, leaf.spec) for leaf in tree.leaves(args) if _is_tracked(leaf)]
     with reading() as read:

@@ -58,10 +58,15 @@ def check_gradient(given: str, g: Any, spec: Spec, backend: Backend | None = Non
         raise BackendError(f"{given} {where}; bring it there with .to({backend.name!r})")
 
 
+def note(leaf: Any) -> None:
+    """Note for a checkpoint around, if a leaf is an array, that it is read without an op."""
+    if type(leaf) is Array and (read := reads.get()) is not None:
+        read.note(leaf)
+
+
 def as_read(a: Array) -> Array:
     """Return an array that is read without an op as an op would read it: noted, and as a tracer during a capture."""
-    if (read := reads.get()) is not None:
-        read.note(a)
+    note(a)
     return a if (capture := capturing.get()) is None else capture.lift(a)
 
 

@@ -1,5 +1,7 @@
 """vmap within and around the other transforms: gradients, compile, fused, checkpoint and custom_vjp."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -250,3 +252,41 @@ def test_a_fused_kernel_runs_once_for_all_examples(on_numpy) -> None:
         close(pa.vmap(pa.grad(loss))(x), due.numpy())
         assert calls == [("forward", (4, 5)), ("forward", (4, 5)), ("backward", (4, 5))]
         close(pa.jacrev(pa.softmax)(x[0]), pa.jacfwd(pa.softmax)(x[0]).numpy())
+
+
+CUBED = pa.custom_vjp(lambda x: x**3, lambda x: (x**3, x), lambda x, g: (3 * g * x * x,))
+UNUSED = pa.custom_vjp(lambda x, y: y * 2, lambda x, y: (y * 2, None), lambda _, g: (None, g * 2))
+OF_CLOSURES = {
+    "value_and_grad": lambda x: pa.value_and_grad(lambda a: pa.sum(a**3))(x)[0],
+    "grad": pa.grad(lambda a: pa.sum(a**3)),
+    "vjp": lambda x: pa.vjp(lambda a: a**3, x)[1](pa.ones(3))[0],
+    "jvp": lambda x: pa.jvp(lambda a: a**3, (x,), (pa.ones(3),))[1],
+    "jvp along": lambda x: pa.jvp(lambda a: a**3, (pa.ones(3),), (x,))[1],
+    "jacrev": lambda x: pa.sum(pa.jacrev(lambda a: a**3)(x), axis=0),
+    "jacfwd": lambda x: pa.sum(pa.jacfwd(lambda a: a**3)(x), axis=0),
+    "hessian": lambda x: pa.sum(pa.hessian(lambda a: pa.sum(a**3))(x), axis=0),
+    "linearize": lambda x: pa.linearize(lambda a: a**3, x)[1](pa.ones(3)),
+    "vmap": pa.vmap(lambda a: a**3),
+    "scan": lambda x: pa.scan(lambda c, a: (c + a**3, a), x, pa.ones((2, 3)))[0],
+    "checkpoint": pa.checkpoint(lambda a: a**3),
+    "fused": pa.fused(lambda a: a * a),
+    "compile": pa.compile(lambda a: a * a),
+    "custom_vjp": CUBED,
+}
+
+
+@pytest.mark.parametrize("of", OF_CLOSURES.values(), ids=OF_CLOSURES)
+def test_a_checkpoint_knows_the_closures_that_transforms_in_it_take(on_numpy, of) -> None:
+    x, y = given(3), given(3)
+
+    def fn(wrap, x, y):
+        h = x * 2.0
+        value = wrap(lambda y: of(h) * y)(y)
+        h[0] = 9.0  # which the checkpoint does not see
+        value += wrap(lambda y: wrap(lambda unused: y * 2)(x))(y) + wrap(lambda y: UNUSED(x, y))(y)
+        inner = wrap(lambda y: pa.grad(lambda y: pa.sum(pa.sin(of(x)) * y * y))(y))(y)
+        return pa.sum(value * y + inner)
+
+    plain, again = (pa.grad(partial(fn, wrap), argnums=(0, 1))(x, y) for wrap in (lambda f: f, pa.checkpoint))
+    for found, due in zip(again, plain, strict=True):
+        close(found, due.numpy(), 1e-4)
