@@ -280,6 +280,7 @@ def _checkpointed(level: Any, fn: Callable, args: tuple, kwargs: dict[str, Any])
 
     def pull(g: list) -> list:
         with around_vmaps(level) as is_moved:  # inside of a vmap, what fn closes over has no node
+            note_arguments(args)
             again, state = tree.map(renewed, [list(args), settings])
             with recording(once=not is_moved), _as_they_were(captured, *state), reading() as read:
                 tracked = [_track(again, i) for i in range(len(again))]
@@ -341,10 +342,9 @@ def _rebind_all(pairs: list[tuple[Array, Array]]) -> None:
 
 
 def _differ(a: Array, b: Array) -> bool:
-    a, b = traced(a), traced(b)
+    a, b, level = traced(a), traced(b), current_level()
     if a.buf is b.buf or a.node is not b.node:
         return a.node is not b.node
-    level = current_level()
     return level is None or level.differ(a, b, _differ)
 
 

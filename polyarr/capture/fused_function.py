@@ -22,7 +22,7 @@ from polyarr.core.number import Number
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.record import as_read
 from polyarr.core.spec import Spec, shown
-from polyarr.core.tape import is_pulled_once, records
+from polyarr.core.tape import is_pulled_once, reads, records
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -189,8 +189,8 @@ def _pull(
     """Return the pull of a call, which holds nothing but what is kept, and `again` for higher derivatives."""
 
     def pull(g: list[Any]) -> list[Any]:
-        if again is not None and (records() or current_level() is not None):
-            return again(g)
+        if again is not None and (records() or current_level() is not None or reads.get() is not None):
+            return again(g)  # also for a checkpoint, which notes what is read
         found = zip(gradients(g), due, strict=True)
         return [None if buf is None else Array(backend, buf, spec) for buf, spec in found]
 

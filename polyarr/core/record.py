@@ -88,6 +88,8 @@ class FusedPull:
         self.params, self.plan, self.saved, self.wanted = params, plan, saved, _tracked(args)
 
     def __call__(self, node: Node, g: Any) -> list[Array | None]:
+        for a in flatten(self.args):
+            note(a)
         parts = g if type(g) is list else (g,)
         for part in parts:
             if part.backend is not self.backend:

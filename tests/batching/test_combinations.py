@@ -290,3 +290,22 @@ def test_a_checkpoint_knows_the_closures_that_transforms_in_it_take(on_numpy, of
     plain, again = (pa.grad(partial(fn, wrap), argnums=(0, 1))(x, y) for wrap in (lambda f: f, pa.checkpoint))
     for found, due in zip(again, plain, strict=True):
         close(found, due.numpy(), 1e-4)
+
+
+PULLED = [pa.softmax, pa.tanh, pa.fused(lambda x: pa.tanh(x) * x), CUBED, pa.checkpoint(pa.softmax)]
+
+
+@pytest.mark.parametrize("inner", PULLED, ids=["softmax", "tanh", "fused", "custom_vjp", "checkpoint"])
+def test_a_checkpoint_knows_what_a_pull_in_it_reads(backend: Backend, inner) -> None:
+    def fn(wrap):
+        def outer(x, y):
+            _, pull = pa.vjp(inner, x)
+            return pa.sum(wrap(lambda y: pull(y)[0])(y) ** 2)
+
+        return pa.grad(outer, argnums=(0, 1))
+
+    x, y = given(4, 3), given(4, 3)
+    mapped = pa.vmap(fn(pa.checkpoint))(x, y)
+    for plain, found, each in zip(fn(lambda f: f)(x, y), fn(pa.checkpoint)(x, y), mapped, strict=True):
+        close(found, plain.numpy(), 1e-4)
+        close(each, plain.numpy(), 1e-4)
