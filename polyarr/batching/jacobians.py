@@ -219,7 +219,8 @@ def _rows(pull: Callable, value: Any, i: int) -> tuple:
 
     if not like.size:
         return tree.map(lambda a: fill(0, a, shape=(*like.shape, *a.shape), dtype=a.dtype), pulled(like))
-    return tree.map(lambda a: ops.reshape(a, shape=(*like.shape, *a.shape[1:])), vmap(pulled)(_basis(like)))
+    found = vmap(pulled, randomness="same")(_basis(like))  # a pull may draw again what the function drew
+    return tree.map(lambda a: ops.reshape(a, shape=(*like.shape, *a.shape[1:])), found)
 
 
 def _columns(push: Callable, chosen: list, i: int) -> list[Array]:
@@ -232,5 +233,5 @@ def _columns(push: Callable, chosen: list, i: int) -> list[Array]:
 
     if not like.size:
         return [fill(0, a, shape=(*a.shape, *like.shape), dtype=a.dtype) for a in tree.leaves(pushed(like))]
-    found = tree.leaves(vmap(pushed, out_axes=-1)(_basis(like)))
+    found = tree.leaves(vmap(pushed, out_axes=-1, randomness="same")(_basis(like)))
     return [ops.reshape(a, shape=(*a.shape[:-1], *like.shape)) for a in found]

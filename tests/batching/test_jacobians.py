@@ -188,3 +188,15 @@ def test_a_checkpoint_that_closes_over_the_argument_has_its_jacobian(backend: Ba
     close(of(fn(pa.checkpoint))(x), of(fn(lambda f: f))(x).numpy())
     mapped = pa.vmap(of(fn(pa.checkpoint)))(pa.stack([x, x * 2]))
     close(mapped[1], of(fn(lambda f: f))(x * 2).numpy(), 1e-4)
+
+
+@pytest.mark.parametrize("jacobian", [pa.jacrev, pa.jacfwd, pa.hessian])
+def test_dropout_has_its_jacobian(backend: Backend, jacobian) -> None:
+    x, layer = given(8), nn.Dropout(0.5)
+    power = (lambda x: pa.sum(layer(x) ** 2)) if jacobian is pa.hessian else layer
+    pa.random.seed(3)
+    found = jacobian(power)(x)
+    pa.random.seed(3)
+    factors = layer(pa.ones(8)).numpy()  # 0 or 2
+    assert {*factors} == {0, 2}
+    close(found, np.diag(2 * factors**2 if jacobian is pa.hessian else factors))
