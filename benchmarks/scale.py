@@ -164,7 +164,7 @@ def ways(world, with_mpi):
     backend, host = pa.get_backend(), HostTransport(world.link)
     windows = backend._replace(collectives=backend.collectives and backend.collectives._replace(rendezvous=None))
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    through = over_devices(world.link, windows, host, lambda nbytes: shared_by(MPI, local, nbytes))
+    through = over_devices(world.link, windows, lambda nbytes: shared_by(MPI, local, nbytes))
     found = {transport.name: transport for transport in (world.transport, through, *([host] if with_mpi else []))}
     return [replace(world, transport=transport) for transport in found.values()]
 

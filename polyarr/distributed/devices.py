@@ -17,8 +17,8 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Collectives, Reduce, Rendezvous
 from polyarr.core.errors import BackendError
 from polyarr.core.spec import FLOATS
+from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import Link
-from polyarr.distributed.world import Transport
 
 DEVICE_OPS = ("mean", "sum")
 MAX_WINDOW_BYTES = 64 << 20  # largest number of bytes of a rank's piece of shared memory
@@ -27,38 +27,30 @@ SHARED = "/dev/shm"  # file system of shared memory; often small in containers
 Offer = dict[str, Any]
 
 
-class DeviceTransport:
-    """All-reduce of floats on the devices; all other collectives, rare and small, through `host`."""
+class DeviceTransport(HostTransport):
+    """All-reduce of floats on the devices; all other collectives, rare and small, through the host."""
 
-    def __init__(self, name: str, backend: Backend, dtypes: frozenset, reduce: Reduce, host: Transport) -> None:
-        self.name, self._backend, self._dtypes, self._reduce, self._host = name, backend, dtypes, reduce, host
+    def __init__(self, name: str, backend: Backend, dtypes: frozenset, reduce: Reduce, link: Link) -> None:
+        super().__init__(link)
+        self.name, self._backend, self._dtypes, self._reduce = name, backend, dtypes, reduce
 
     def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
         """Return the leaves, of one dtype and one backend, reduced over all ranks; sent as dtype `wire`."""
         backend = leaves[0].backend
         if op not in DEVICE_OPS or wire not in self._dtypes or backend.name != self._backend.name:  # equal on all ranks
-            return self._host.all_reduce(leaves, op, wire)
+            return super().all_reduce(leaves, op, wire)
         found = self._reduce([a.buf for a in leaves], wire, op)
         return [Array(backend, buf, a.spec) for a, buf in zip(leaves, found, strict=True)]
 
-    def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """Return the leaves of rank `root`, through the host: this runs once per training."""
-        return self._host.broadcast(leaves, root)
 
-    def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the leaves of all ranks, through the host."""
-        return self._host.all_gather(leaves)
-
-
-def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[[int], Any] | None) -> Transport:
-    """Return the fastest transport that all ranks support, else `host`. All ranks decide the same.
+def over_devices(link: Link, backend: Backend, share: Callable[[int], Any] | None) -> HostTransport:
+    """Return the fastest transport that all ranks support. All ranks decide the same.
 
     If the ranks cannot communicate from device to device, rank 0 warns and says why.
 
     Args:
         link: Messages between the ranks.
         backend: Backend of this rank.
-        host: Transport through host memory.
         share: (bytes) -> shared memory of each rank; None if the ranks run on several hosts.
     """
     collectives = backend.collectives or Collectives()
@@ -70,14 +62,14 @@ def over_devices(link: Link, backend: Backend, host: Transport, share: Callable[
         if not why:
             reduce, why = _join(link, rendezvous)
         if reduce is not None and not why:
-            return DeviceTransport(rendezvous.library, backend, rendezvous.dtypes, reduce, host)
+            return DeviceTransport(rendezvous.library, backend, rendezvous.dtypes, reduce, link)
         if link.rank == 0:
             warnings.warn(f"distributed: sums go through the host's memory: {why}", RuntimeWarning, stacklevel=3)
     window = min(min(offer["window"] for offer in offers) // link.size // PAGE * PAGE, MAX_WINDOW_BYTES)
     if collectives.shared_memory is None or share is None or not window:
-        return host
+        return HostTransport(link)
     reduce = collectives.shared_memory(share(window), link.rank, partial(link.gather, b"."))
-    return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, host)
+    return DeviceTransport("memory that all ranks see", backend, backend.dtypes & frozenset(FLOATS), reduce, link)
 
 
 def shared_by(mpi: Any, local: Any, nbytes: int) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ COMBINE: dict[str, Callable] = {"sum": np.add, "mean": np.add, "max": np.maximum
 
 
 class HostTransport:
-    """Transport through NumPy memory and MPI; works everywhere."""
+    """Collectives on arrays of one dtype and one backend, through NumPy memory and MPI; works everywhere."""
 
     name = "MPI, through host memory"
 

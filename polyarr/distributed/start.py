@@ -14,7 +14,6 @@ from typing import Any
 from polyarr.core.current import chosen, get_backend, set_backend
 from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import over_devices, shared_by
-from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import PATIENCE, Link
 from polyarr.distributed.watch import watch
 from polyarr.distributed.witness import connect
@@ -85,7 +84,7 @@ def _joined(backend: str | None, patience: float) -> World:
     transport = None
     if link.size > 1:
         share = partial(shared_by, mpi, local) if local.size == link.size else None
-        transport = over_devices(link, get_backend(), HostTransport(link), share)
+        transport = over_devices(link, get_backend(), share)
         _unname(local)
     return World(link.rank, link.size, local.rank, device, link, transport, places)
 

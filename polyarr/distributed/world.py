@@ -4,39 +4,21 @@ import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from polyarr import random, tree
-from polyarr.core.array import Array
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.spec import COMPLEX, INEXACT, bfloat16, float32
 from polyarr.core.spec import bool as bool_
+from polyarr.distributed.host import HostTransport
 from polyarr.distributed.link import Link
 from polyarr.distributed.trees import Parts, parts_of
 from polyarr.ops.validation import whole
 
 OPS = ("mean", "sum", "max", "min")
 SLICES = 48  # low bits of the random counter that count draws; the bits above hold the rank
-
-
-class Transport(Protocol):
-    """Collectives on arrays of one dtype and one backend."""
-
-    name: str
-
-    def all_reduce(self, leaves: Sequence[Array], op: str, wire: np.dtype) -> list[Array]:
-        """Return the leaves reduced over all ranks, sent as dtype `wire`: bitwise equal on all ranks and repeatable."""
-        ...
-
-    def broadcast(self, leaves: Sequence[Array], root: int) -> list[Array]:
-        """Return the leaves of rank `root`."""
-        ...
-
-    def all_gather(self, leaves: Sequence[Array]) -> list[Array]:
-        """Return the leaves of all ranks, concatenated along the first axis in the order of the ranks."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +51,7 @@ class World:
     local_rank: int
     device: str
     link: Link = field(repr=False, compare=False)
-    transport: Transport | None = field(repr=False, compare=False)
+    transport: HostTransport | None = field(repr=False, compare=False)
     places: tuple[tuple[str, str], ...] = field(repr=False, default=())
 
     def __str__(self) -> str:

@@ -130,9 +130,7 @@ def windows(world):
 
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     with pa.use_backend("opencl"):
-        through = over_devices(
-            world.link, pa.get_backend(), HostTransport(world.link), lambda _: shared_by(MPI, local, 8192)
-        )
+        through = over_devices(world.link, pa.get_backend(), lambda _: shared_by(MPI, local, 8192))
         names = ("float32", "bfloat16", "float16", "float64")
         own = {name: pa.asarray(values(world.rank, (50, 77), np.dtype(pa.Spec((), name).dtype))) for name in names}
         found = [

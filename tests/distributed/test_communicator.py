@@ -14,6 +14,7 @@ import polyarr as pa
 from polyarr.core.backend import Backend, Collectives, Rendezvous
 from polyarr.core.errors import BackendError
 from polyarr.distributed.devices import DeviceTransport, over_devices
+from polyarr.distributed.host import HostTransport
 
 pytestmark = pytest.mark.polyarr_backend("numpy")
 RANKS = 3
@@ -40,21 +41,6 @@ class PlayedLink:
         self.gather = lambda line: [text.encode() for text in self.texts(line.decode())]
 
 
-class Host:
-    """The fallback through the host, which records that it was used."""
-
-    name = "host"
-
-    def all_reduce(self, leaves: Any, op: str, wire: Any) -> Any:
-        return "host", op
-
-    def broadcast(self, leaves: Any, root: int) -> Any:
-        return "host", root
-
-    def all_gather(self, leaves: Any) -> Any:
-        return "host"
-
-
 def raising(message: str) -> Callable[..., Any]:
     def fails(*_: Any) -> Any:
         raise BackendError(message)
@@ -76,7 +62,7 @@ def decided(
 
     def rank_of(rank: int) -> None:
         own = backend._replace(collectives=Collectives(offers[rank], windows))
-        found[rank] = over_devices(PlayedLink(talk, rank), own, Host(), share)
+        found[rank] = over_devices(PlayedLink(talk, rank), own, share)
 
     threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(RANKS)]
     with warnings.catch_warnings(record=True) as warned:
@@ -97,7 +83,12 @@ def test_ranks_with_a_communicator_reduce_on_their_devices(backend: Backend) -> 
         assert all(np.array_equal(y.numpy(), 3 * x.numpy()) and y.dtype == x.dtype for y in both)
 
 
-def test_what_devices_do_not_reduce_goes_through_the_host(backend: Backend) -> None:
+def test_what_devices_do_not_reduce_goes_through_the_host(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostTransport, "all_reduce", lambda self, leaves, op, wire: ("host", op))
+    monkeypatch.setattr(HostTransport, "broadcast", lambda self, leaves, root: ("host", root))
+    monkeypatch.setattr(HostTransport, "all_gather", lambda self, leaves: "host")
     found, _ = decided(backend, [lambda rank=rank: rendezvous_of(rank) for rank in range(RANKS)])
     x, transport = pa.ones(3), found[0]
     assert transport.all_reduce([x], "max", x.dtype) == ("host", "max")
@@ -108,7 +99,7 @@ def test_what_devices_do_not_reduce_goes_through_the_host(backend: Backend) -> N
 
 def test_without_device_collectives_there_is_no_warning(backend: Backend) -> None:
     found, warned = decided(backend, [None] * RANKS)
-    assert [type(t) for t in found] == [Host] * RANKS and not warned
+    assert [type(t) for t in found] == [HostTransport] * RANKS and not warned
 
 
 @pytest.mark.parametrize(
@@ -123,7 +114,7 @@ def test_without_device_collectives_there_is_no_warning(backend: Backend) -> Non
 )
 def test_where_one_rank_cannot_all_go_through_the_host_and_one_says_why(backend: Backend, odd: Any, why: str) -> None:
     found, warned = decided(backend, [lambda: rendezvous_of(0), odd, lambda: rendezvous_of(2)])
-    assert [type(t) for t in found] == [Host] * RANKS
+    assert [type(t) for t in found] == [HostTransport] * RANKS
     (line,) = warned
     assert line.startswith(f"distributed: sums go through the host's memory: {why}") and "\n" not in line
 
@@ -131,7 +122,7 @@ def test_where_one_rank_cannot_all_go_through_the_host_and_one_says_why(backend:
 def test_a_failed_unique_id_is_reported_to_all_ranks(backend: Backend) -> None:
     first = lambda: rendezvous_of(0, unique_id=raising("NCCL: no network"))
     found, warned = decided(backend, [first, lambda: rendezvous_of(1), lambda: rendezvous_of(2)])
-    assert [type(t) for t in found] == [Host] * RANKS and warned[0].endswith("rank 0: NCCL: no network")
+    assert [type(t) for t in found] == [HostTransport] * RANKS and warned[0].endswith("rank 0: NCCL: no network")
 
 
 def test_on_one_host_sums_go_through_memory_that_all_see(backend: Backend) -> None:
@@ -146,7 +137,7 @@ def test_on_one_host_sums_go_through_memory_that_all_see(backend: Backend) -> No
         found, warned = decided(backend, offers, windows, share)
         assert [t.name for t in found] == ["memory that all ranks see"] * RANKS and len(warned) == warns
     assert sorted(rank for _, rank in asked) == [0, 0, 1, 1, 2, 2] and len({str(w) for w, _ in asked}) == 1
-    assert [type(t) for t in decided(backend, [None] * RANKS, windows, None)[0]] == [Host] * RANKS
+    assert [type(t) for t in decided(backend, [None] * RANKS, windows, None)[0]] == [HostTransport] * RANKS
 
 
 def test_without_shared_memory_reductions_use_mpi(
@@ -158,4 +149,4 @@ def test_without_shared_memory_reductions_use_mpi(
         monkeypatch.setattr(devices, "SHARED", shared or "/")
         monkeypatch.setattr(devices.shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 4096))
         found, warned = decided(backend, [None] * RANKS, lambda *_: None, share)
-        assert [type(t) for t in found] == [Host] * RANKS and not warned
+        assert [type(t) for t in found] == [HostTransport] * RANKS and not warned
