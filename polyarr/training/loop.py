@@ -28,11 +28,11 @@ from polyarr.training.files import BEST, CURVE, LAST, PROFILE, check_free, name_
 from polyarr.training.interruption import interruption
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.plot import save_curves
-from polyarr.training.profiled import NoStepProfile, StepProfile, profiled_steps
+from polyarr.training.profiled import StepProfile, profiled_steps
 from polyarr.training.progress import echo as above_the_bar
 from polyarr.training.progress import silent
 from polyarr.training.ranks import all_max, on_root, split_step
-from polyarr.training.reporting import NoReports, Reports, reporting
+from polyarr.training.reporting import Reports, reporting
 from polyarr.training.run import Run, checkpoint_of
 from polyarr.training.steps import Step, evaluation_loss, step_of, summed_loss
 
@@ -100,7 +100,7 @@ def train(
         try:
             with contextlib.ExitStack() as reported:
                 opened = reporting(run, folder, tell, quiet, tensorboard)
-                reports = on_root(run.world, lambda: reported.enter_context(opened)) or NoReports()
+                reports = on_root(run.world, lambda: reported.enter_context(opened))
                 _train(run, folder, reports, profiled, compiled)
         except DivergenceError as error:
             with run.world.alone():
@@ -145,8 +145,8 @@ def _finish(run: Run, folder: Path) -> None:
 def _train(
     run: Run,
     folder: Path,
-    reports: Reports | NoReports,
-    profiled: AbstractContextManager[StepProfile | NoStepProfile],
+    reports: Reports | None,
+    profiled: AbstractContextManager[StepProfile | None],
     compiled: bool,
 ) -> None:
     recipe, world = run.recipe, run.world
@@ -161,7 +161,8 @@ def _train(
         unread: list[tuple[Array, Array]] = []
         started, mean, stopped = time.perf_counter(), math.nan, 0
         while run.step < recipe.steps and not run.is_stale and not (stopped := all_max(world, interrupted())):
-            steps.before_step()
+            if steps:
+                steps.before_step()
             unread.append(_one_step(run, step, windows()))
             compiling.close()
             evaluates = evaluating.is_due(run.step) or run.step == recipe.steps
@@ -169,7 +170,7 @@ def _train(
             if saves or run.step % READ_EVERY == 0:
                 mean = _report(run, unread, started, reports)
                 unread, started = [], time.perf_counter()
-            if saves:
+            if saves and steps:
                 steps.pause()
             if evaluates:
                 _evaluate_and_save(run, mean, folder, reports, loss_in_all)
@@ -194,13 +195,14 @@ def _one_step(run: Run, step: Step, windows: list[np.ndarray]) -> tuple[Array, A
     return loss, norm
 
 
-def _report(run: Run, unread: list[tuple[Array, Array]], started: float, reports: Reports | NoReports) -> float:
+def _report(run: Run, unread: list[tuple[Array, Array]], started: float, reports: Reports | None) -> float:
     """Add steps that began at a time to the run's curve and reports; return their mean loss."""
     mean, norm = _read(unread, run)
     run.seconds += time.perf_counter() - started
     run.curve.append((run.step, mean))
     thin_out(run.curve)
-    reports.steps(mean, norm)
+    if reports:
+        reports.steps(mean, norm)
     return mean
 
 
@@ -222,7 +224,7 @@ def _evaluate_and_save(
     run: Run,
     loss: float,
     folder: Path,
-    reports: Reports | NoReports,
+    reports: Reports | None,
     loss_in_all: Callable[[LanguageModel, Array], Array] = summed_loss,
 ) -> None:
     recipe = run.recipe
@@ -238,23 +240,26 @@ def _evaluate_and_save(
     is_best = value < run.best
     run.history.append({"step": run.step, "train": loss, "val": value, "seconds": run.seconds})
     thin_out(run.history, lambda row: row["val"] == run.best)
-    reports.evaluation(value)
+    if reports:
+        reports.evaluation(value)
     _save(run, value, folder, is_best, reports)
-    reports.progress(loss, value)
+    if reports:
+        reports.progress(loss, value)
 
 
-def _save_as_it_is(run: Run, folder: Path, reports: Reports | NoReports) -> None:
+def _save_as_it_is(run: Run, folder: Path, reports: Reports | None) -> None:
     run.check_unchanged()
     _save(run, run.history[-1]["val"] if run.history else None, folder, not run.history, reports)
 
 
-def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports | NoReports) -> None:
+def _save(run: Run, val_loss: float | None, folder: Path, is_best: bool, reports: Reports | None) -> None:
     """Save "best" if it is due, then "last": a run that resumes from the old "last" comes to the same best again."""
     try:
         on_root(run.world, lambda: _write(run, val_loss, folder, is_best))
     except NotFiniteError as error:
         raise DivergenceError(f"{error} after step {run.step:,}", run.step) from None
-    reports.saved()
+    if reports:
+        reports.saved()
 
 
 def _write(run: Run, val_loss: float | None, folder: Path, is_best: bool) -> None:

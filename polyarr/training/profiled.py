@@ -68,27 +68,17 @@ class StepProfile:
         )
 
 
-class NoStepProfile:
-    """Stands for a profile that nobody asked for."""
-
-    def before_step(self) -> None:
-        """Do nothing."""
-
-    def pause(self) -> None:
-        """Do nothing."""
-
-
 @contextlib.contextmanager
 def profiled_steps(
     file: Path | None, folder: Path, steps: int, echo: Callable[[str], None]
-) -> Iterator[StepProfile | NoStepProfile]:
+) -> Iterator[StepProfile | None]:
     """Profile some of `steps` steps: print a table, keep it in the run's folder, and write a trace file.
 
-    Yields the profile, which is notified of each step, and of work that belongs to none. Without a file nothing is
-    profiled.
+    Yields the profile, which is notified of each step, and of work that belongs to none. Without a file it is None:
+    nothing is profiled.
     """
     if file is None:
-        yield NoStepProfile()
+        yield None
         return
     found = StepProfile(steps)
     try:

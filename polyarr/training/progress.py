@@ -6,32 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from polyarr.extras import extra
 from polyarr.training.metrics import Row
 
 LINE_SECONDS = 10.0  # seconds between lines
-
-
-class Progress(Protocol):
-    """Protocol of objects that show the progress of a run."""
-
-    def show(self, row: Row) -> None:
-        """Show a row of metrics."""
-
-    def close(self) -> None:
-        """End the display."""
-
-
-class Silent:
-    """Progress that is not shown."""
-
-    def show(self, row: Row) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class Bar:
@@ -73,10 +53,8 @@ class Lines:
         """Do nothing."""
 
 
-def progress_of(steps: int, first: int, quiet: bool = False) -> Progress:
-    """Return the Progress that suits standard error."""
-    if quiet:
-        return Silent()
+def progress_of(steps: int, first: int) -> Bar | Lines:
+    """Return what shows the progress of a run and suits standard error."""
     is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     return (Bar if is_terminal else Lines)(steps, first)
 

@@ -17,7 +17,7 @@ from polyarr.extras import extra
 from polyarr.training.files import BOARD
 from polyarr.training.flops import flops_per_token
 from polyarr.training.metrics import MetricsFile, Row
-from polyarr.training.progress import Progress, progress_of, silent
+from polyarr.training.progress import Bar, Lines, progress_of, silent
 from polyarr.training.run import Run, perplexity, speed
 from polyarr.version import __version__
 
@@ -26,7 +26,7 @@ class Reports:
     """Reports of one run."""
 
     def __init__(
-        self, run: Run, echo: Callable[[str], None], progress: Progress, metrics: MetricsFile, board: Any
+        self, run: Run, echo: Callable[[str], None], progress: Bar | Lines | None, metrics: MetricsFile, board: Any
     ) -> None:
         self._run, self._echo, self._progress, self._metrics, self._board = run, echo, progress, metrics, board
         recipe = run.recipe
@@ -55,7 +55,8 @@ class Reports:
             **_memory(),
             "seconds": round(run.seconds, 3),
         }
-        self._progress.show(row)
+        if self._progress:
+            self._progress.show(row)
         self._note(row)
 
     def _begin(self) -> None:
@@ -93,22 +94,6 @@ class Reports:
                     self._board.add_scalar(name, value, row["step"])
 
 
-class NoReports:
-    """Reports of a process that is not the first rank: none."""
-
-    def steps(self, loss: float, norm: float) -> None:
-        """Do nothing."""
-
-    def evaluation(self, value: float) -> None:
-        """Do nothing."""
-
-    def saved(self) -> None:
-        """Do nothing."""
-
-    def progress(self, loss: float, value: float) -> None:
-        """Do nothing."""
-
-
 def _peak(dtype: str, precision: str) -> float:
     """Return the peak GFLOP/s of the device for a run's dtype and precision; 0 if it is unknown."""
     peaks = get_backend().peaks()
@@ -138,6 +123,7 @@ def reporting(
             # Files are named by the second; the suffix keeps a run that is resumed at once from overwriting its own.
             board = writer(str(folder / BOARD), purge_step=purged, filename_suffix=f".{run.step:012}")
             opened.callback(board.close)
-        progress = progress_of(run.recipe.steps, run.step, quiet)
-        opened.callback(progress.close)
+        progress = None if quiet else progress_of(run.recipe.steps, run.step)
+        if progress:
+            opened.callback(progress.close)
         yield Reports(run, silent if quiet else echo, progress, metrics, board)

@@ -232,16 +232,15 @@ def test_slow_work_is_reported_in_gflops():
 
 
 @pytest.mark.parametrize(
-    ("is_terminal", "term", "quiet", "kind"),
-    [(True, "xterm", False, "Bar"), (True, "dumb", False, "Lines"), (False, "xterm", False, "Lines"),
-     (True, "xterm", True, "Silent")],
-)  # fmt: skip
-def test_who_sees_what(monkeypatch, is_terminal, term, quiet, kind):
+    ("is_terminal", "term", "kind"),
+    [(True, "xterm", "Bar"), (True, "dumb", "Lines"), (False, "xterm", "Lines")],
+)
+def test_who_sees_what(monkeypatch, is_terminal, term, kind):
     stream = io.StringIO()
     stream.isatty = lambda: is_terminal
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", term)
-    shown = progress.progress_of(100, 40, quiet)
+    shown = progress.progress_of(100, 40)
     assert type(shown).__name__ == kind
     shown.show(ROW)
     shown.close()
