@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 
@@ -11,29 +10,11 @@ from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import sampled
-from polyarr.models.sampling import Sampling
-from polyarr.models.speculation import PENALTIES, Drafter, Drafts, ModelDrafts, row_of, speculative_step
+from polyarr.models.prompts import Text, set_span
+from polyarr.models.speculation import PENALTIES, Drafts, ModelDrafts, row_of, speculative_step
 from polyarr.nn import KeyValueCache
 
 _TRIES = 8  # passes over random tokens that must have the bits of passes over each token, for each span
-
-
-class Text(Protocol):
-    """Text of a Batch, as drafts need it.
-
-    Attributes:
-        prompt: Its prompt, integers (T,).
-        new: The tokens after it.
-        how: Its sampling.
-        bias: Numbers (V,) that are added to logits, or None.
-        done: Number of tokens in the caches.
-    """
-
-    prompt: np.ndarray
-    new: list[int]
-    how: Sampling
-    bias: Array | None
-    done: int
 
 
 class Drafting:
@@ -46,7 +27,7 @@ class Drafting:
 
     def __init__(self, count: int, model: LanguageModel | None = None) -> None:
         self.count, self._model = count, model and model.copy().eval()
-        self._drafter: Drafter | None = None
+        self._drafter: Drafts | ModelDrafts | None = None
         self._text: Text | None = None
         self._step = speculative_step()
         self._logits = compile(_logits, donate="caches")
@@ -142,13 +123,6 @@ def accepted(draft: Sequence[int], found: list[int]) -> list[int]:
     """Return the new tokens of a text: those sampled up to the first one that differs from the draft."""
     right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, found, strict=False)))
     return found[: right + 1]
-
-
-def set_span(caches: list[KeyValueCache], span: int) -> None:
-    """Let queries attend to the first `span` positions of caches."""
-    if caches[0].span != span:
-        for cache in caches:
-            cache.span = span
 
 
 def _logits(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], position: int) -> Array:

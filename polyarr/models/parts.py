@@ -10,7 +10,7 @@ from polyarr.capture.compile import Compiled, compile
 from polyarr.core.array import Array
 from polyarr.core.spec import float32
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.drafting import set_span
+from polyarr.models.prompts import set_span
 from polyarr.models.sampling import ROW_MULTIPLE, sums_of
 from polyarr.nn import KeyValueCache
 

@@ -10,7 +10,6 @@ from polyarr import creation, ops
 from polyarr.capture.compile import compile
 from polyarr.core.array import Array
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.drafting import set_span
 from polyarr.models.generation import bias_of, uniform_numbers
 from polyarr.models.sampling import ROW_MULTIPLE, Sampling
 from polyarr.nn import KeyValueCache
@@ -262,6 +261,13 @@ def _copy(own: list[KeyValueCache], caches: list[KeyValueCache], row: int, span:
     """Copy the keys and values of the first `span` positions of a row into the caches of a prompt."""
     for new, cache in zip(own, caches, strict=True):
         new.both.rebind(ops.slice_update(new.both, row_of(cache, row, span), (0,) * 5, steps=(1,) * 5))
+
+
+def set_span(caches: list[KeyValueCache], span: int) -> None:
+    """Let queries attend to the first `span` positions of caches."""
+    if caches[0].span != span:
+        for cache in caches:
+            cache.span = span
 
 
 def row_of(cache: KeyValueCache, row: int, span: int) -> Array:

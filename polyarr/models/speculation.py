@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +16,6 @@ from polyarr.nn import KeyValueCache
 
 PENALTIES = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 NGRAMS = (3, 2)  # lengths of the n-grams that are looked up, the longest first
-
-
-class Drafter(Protocol):
-    """Text whose next tokens are drafted."""
-
-    def add(self, token: int) -> None:
-        """Add a token to the text."""
-
-    def next(self, count: int, units: Sequence[float] = ()) -> list[int]:
-        """Return `count` tokens that may come next, or [].
-
-        Args:
-            count: Number of tokens.
-            units: Uniform random numbers from which the next tokens will be sampled; () if they are not sampled.
-        """
-        ...
 
 
 class Drafts:
@@ -64,7 +48,12 @@ class Drafts:
         self._tokens.append(token)
 
     def next(self, count: int, units: Sequence[float] = ()) -> list[int]:
-        """Return `count` tokens that may come next; [] if the text gives no hint. A draft may go on with its start."""
+        """Return `count` tokens that may come next; [] if the text gives no hint. A draft may go on with its start.
+
+        Args:
+            count: Number of tokens.
+            units: Uniform random numbers from which the next tokens will be sampled; () if they are not sampled.
+        """
         for n in NGRAMS:
             if end := self._ends.get(tuple(self._tokens[-n:])):
                 period = self._tokens[end:]
@@ -169,7 +158,7 @@ def speculated(
     units = uniform_numbers(seed) if how.temperature else None
     ready: list[float] = []  # random numbers of the next tokens
     length, end = len(prompt), len(prompt) + max_new_tokens
-    text: Drafter = Drafts(prompt.tolist())
+    text: Drafts | ModelDrafts = Drafts(prompt.tolist())
     if draft_model is not None:
         text = ModelDrafts(draft_model, prompt.tolist(), max_new_tokens, step, how.numbers, bias, limits)
     caches = model.caches(1, cache_capacity(model, length, max_new_tokens))
