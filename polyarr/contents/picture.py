@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyarr.atomic import write_whole
-from polyarr.contents.contents import Contents
+from polyarr.contents.kinds import Contents
 from polyarr.contents.statistics import Statistics, histogram
 from polyarr.extras import extra
 
@@ -37,7 +37,7 @@ def save_histograms(path: str | Path, contents: Contents) -> int:
     some = [
         (t, blocks, ends)
         for t in contents.tensors
-        if (blocks := t.stored.blocks) and t.statistics and (ends := _finite_ends(t.statistics))
+        if (blocks := t.blocks) and t.statistics and (ends := _finite_ends(t.statistics))
     ]
     kept = {id(t) for t, *_ in sorted(some, key=lambda each: -each[0].size)[:MAX_HISTOGRAMS]}
     shown = [each for each in some if id(each[0]) in kept]

@@ -7,15 +7,15 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from polyarr.contents.statistics import has_statistics
+from polyarr.contents.statistics import Statistics, has_statistics
 from polyarr.files import open_regular
 from polyarr.saving.tensor_file import Entry, TensorFile
 from polyarr.schema import in_one_line
@@ -32,7 +32,7 @@ _NPY_HEADERS = {
 DAMAGES = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError)
 
 
-class Stored(NamedTuple):
+class Tensor(NamedTuple):
     """Tensor in a file.
 
     Attributes:
@@ -41,6 +41,7 @@ class Stored(NamedTuple):
         dtype: Name of its dtype, or the file's name of a dtype that NumPy lacks.
         nbytes: Size in bytes.
         blocks: Function that yields its numbers in blocks of one axis; None if the dtype has no statistics.
+        statistics: Statistics of its numbers; None if they were not computed, or the dtype has none.
     """
 
     name: str
@@ -48,6 +49,18 @@ class Stored(NamedTuple):
     dtype: str
     nbytes: int
     blocks: Callable[[], Iterator[np.ndarray]] | None
+    statistics: Statistics | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dict that JSON can hold."""
+        known = self.statistics._asdict() if self.statistics else {}
+        found = {"name": self.name, "shape": list(self.shape), "dtype": self.dtype}
+        return plain({**found, "size": self.size, "bytes": self.nbytes, **known})
 
 
 def blocks_of(opened: Opened, start: int, count: int, dtype: np.dtype) -> Iterator[np.ndarray]:
@@ -65,13 +78,13 @@ def blocks_of(opened: Opened, start: int, count: int, dtype: np.dtype) -> Iterat
 
 def _stored(
     name: str, shape: tuple[int, ...], dtype: np.dtype, opened: Opened, start: int
-) -> Stored:
+) -> Tensor:
     count = math.prod(shape)
     blocks = partial(blocks_of, opened, start, count, dtype) if has_statistics(dtype) else None
-    return Stored(name, shape, dtype.name, count * dtype.itemsize, blocks)
+    return Tensor(name, shape, dtype.name, count * dtype.itemsize, blocks)
 
 
-def of_safetensors(path: Path) -> tuple[list[Stored], dict[str, str]]:
+def of_safetensors(path: Path) -> tuple[list[Tensor], dict[str, str]]:
     """Return the tensors of a file, and its metadata.
 
     Raises:
@@ -85,18 +98,18 @@ def of_safetensors(path: Path) -> tuple[list[Stored], dict[str, str]]:
     return [_of_entry(path, name, entry) for name, entry in file.entries.items()], file.metadata
 
 
-def _of_entry(path: Path, name: str, entry: Entry) -> Stored:
+def _of_entry(path: Path, name: str, entry: Entry) -> Tensor:
     if entry.dtype is None:
-        return Stored(name, entry.shape, entry.code, entry.end - entry.start, None)
+        return Tensor(name, entry.shape, entry.code, entry.end - entry.start, None)
     return _stored(name, entry.shape, entry.dtype, partial(open_regular, path), entry.start)
 
 
-def of_npy(path: Path) -> list[Stored]:
+def of_npy(path: Path) -> list[Tensor]:
     """Return the array of a file; raise ValueError if it is damaged, or holds objects, which are pickled."""
     return [_of_array(path.stem, partial(open_regular, path), path.stat().st_size)]
 
 
-def of_npz(path: Path) -> list[Stored]:
+def of_npz(path: Path) -> list[Tensor]:
     """Return the arrays of a file; raise ValueError if it is damaged or holds anything but arrays of numbers."""
     with _zip(path) as file:
         members = file.infolist()
@@ -125,7 +138,7 @@ def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
         raise ValueError(str(error)) from error
 
 
-def _of_array(name: str, opened: Opened, size: int) -> Stored:
+def _of_array(name: str, opened: Opened, size: int) -> Tensor:
     """Return the array in an npy stream of `size` bytes."""
     with opened() as stream:
         head = io.BytesIO(stream.read(_HEADER))  # a damaged header may claim a length of four gigabytes
@@ -147,3 +160,12 @@ def _header(name: str, head: BinaryIO) -> tuple[tuple, np.dtype]:
     except Exception as error:  # NumPy evaluates the header as a Python literal, which may raise anything
         raise ValueError(f"{name} has a damaged header, or one of an unknown format: {in_one_line(error)}") from error
     return shape, dtype
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it, with None for nan and infinities."""
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
