@@ -18,10 +18,10 @@ from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG as MODEL_CONFIG
 from polyarr.models.folders import hint_of_others, read_json
 from polyarr.models.formats import Format, fitting_formats, format_of
-from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors, rows_of_parts
+from polyarr.models.pretrained import DTYPES, Tensors, bounds_of, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import GroupedLinear, Linear, LoRALinear, QuantizedLinear
 from polyarr.nn.lora import linear_layers, replaced
-from polyarr.saving.tensor_file import Source, write_arrays
+from polyarr.saving.tensor_file import Source, finite, write_arrays
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _BEFORE, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"  # prefix and suffixes of a layer's name
@@ -256,12 +256,6 @@ def _targets(settings: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _bounds(model: LanguageModel, rows: int, count: int) -> list[tuple[int, int]]:
-    """Return the rows (start, stop) of polyarr's layer that belong to each of Hugging Face's `count` layers."""
-    ends = np.cumsum(rows_of_parts(model, rows, count)).tolist()
-    return list(zip([0, *ends], ends, strict=False))
-
-
 def _theirs(
     model: LanguageModel, names: list[str], layer: LoRALinear, is_stacked: bool
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -275,7 +269,7 @@ def _theirs(
     if len(layer.base.shape) != 2:
         yield from zip(names, layer.a.numpy(), layer.b.numpy(), strict=True)
         return
-    bounds = _bounds(model, layer.base.shape[0], len(names))
+    bounds = bounds_of(rows_of_parts(model, layer.base.shape[0], len(names)))
     a, b, rank = layer.a.numpy(), layer.b.numpy(), layer.b.shape[1]
     if layer.parts and len(names) > 1:
         done = 0
@@ -305,7 +299,7 @@ def _joined(
         halves = [(_checked(n + _A, [rank, columns], tensors), _checked(n + _B, [rows, rank], tensors)) for n in names]
         return np.stack([a for a, _ in halves]), np.stack([b for _, b in halves]), ()
     found = {}
-    for name, (start, stop) in zip(names, _bounds(model, rows, len(names)), strict=True):
+    for name, (start, stop) in zip(names, bounds_of(rows_of_parts(model, rows, len(names))), strict=True):
         if name + _A in tensors or name + _B in tensors:
             a = _checked(name + _A, [rank, columns], tensors)
             b = _checked(name + _B, [(stop - start) * shares, rank], tensors)
@@ -326,6 +320,4 @@ def _checked(name: str, shape: list[int], tensors: Tensors) -> np.ndarray:
     if held.dtype not in DTYPES:
         raise ValueError(f"{name} is of {held.dtype} and must be of {', '.join(DTYPES)}")
     found = held.read()
-    if not np.isfinite(found).all():
-        raise ValueError(f"{name} holds numbers that are not finite")
-    return found
+    return finite(name, found, found.dtype)

@@ -28,7 +28,7 @@ from polyarr.models.formats.gguf import (
 )
 from polyarr.models.gpt import GPTConfig
 from polyarr.models.llama import LlamaConfig
-from polyarr.models.pretrained import rows_of_parts, sources
+from polyarr.models.pretrained import bounds_of, rows_of_parts, sources
 from polyarr.nn import QuantizedLinear, merge_lora
 from polyarr.nn.quantized import quantized_layers
 from polyarr.saving.gguf_file import GGUFEntry
@@ -138,10 +138,9 @@ def _blocks(model: LanguageModel, form: Format) -> dict[str, tuple[QuantizedLine
     found: dict[str, tuple[QuantizedLinear, slice]] = {}
     for path, layer in quantized_layers(model).items():
         names, _ = form.parts(f"{path}.weight")
-        ends = np.cumsum(rows_of_parts(model, layer.shape[0], len(names))).tolist()
         if layer.has_blocks:
-            rows = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-            found |= {name: (layer, part) for name, part in zip(names, rows, strict=True)}
+            rows = bounds_of(rows_of_parts(model, layer.shape[0], len(names)))
+            found |= {name: (layer, slice(*part)) for name, part in zip(names, rows, strict=True)}
     return found
 
 

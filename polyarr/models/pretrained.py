@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -151,8 +152,6 @@ def errors_with_path(op: str, path: Path) -> Iterator[None]:
 
 def _tensors(path: Path) -> Tensors:
     """Return the arrays of a file, or of a folder's model.safetensors, or of the files of its index."""
-    if path.suffix in PICKLED:
-        raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
     whole, index = (path / WHOLE, path / INDEX) if path.is_dir() else (path, None)
     if index is None or whole.exists():
         return open_tensors(whole)
@@ -163,6 +162,8 @@ def _tensors(path: Path) -> Tensors:
 
 def open_tensors(path: Path) -> Tensors:
     """Return the arrays of a safetensors file, without reading their data."""
+    if path.suffix in PICKLED:
+        raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
     try:
         file = TensorFile(path)
     except ValueError as error:
@@ -197,11 +198,19 @@ def _has_own_head(form: Format, tensors: Tensors) -> bool:
 
 def _check(model: LanguageModel, form: Format, tensors: Tensors) -> None:
     """Raise ValueError unless the tensors are exactly those of the model, in name, shape and dtype."""
-    wanted = _wanted(model, form)
     ignored = () if model.out_head else form.parts("out_head.weight")[0]  # a copy of what it is tied to
+    check_tensors(
+        tensors,
+        _wanted(model, form),
+        lambda name: name in ignored or form.ignores(name) or _is_zero_bias(tensors, name),
+    )
+
+
+def check_tensors(tensors: Tensors, wanted: Mapping[str, list[int]], is_ignored: Callable[[str], bool]) -> None:
+    """Raise ValueError unless the tensors, but for ignored ones, have exactly these names and shapes, and known dtypes.
+    """
     missing = [name for name in wanted if name not in tensors]
-    unknown = [name for name in tensors if name not in wanted and name not in ignored and not form.ignores(name)]
-    unknown = [name for name in unknown if not _is_zero_bias(tensors, name)]
+    unknown = [name for name in tensors if name not in wanted and not is_ignored(name)]
     wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
     misfits = []
     for name in (n for n in wanted if n in tensors):
@@ -255,6 +264,11 @@ def rows_of_parts(model: LanguageModel, rows: int, parts: int) -> list[int]:
     att = model.blocks[0].att
     heads = (att.n_heads, att.n_kv_heads, att.n_kv_heads) if parts > 1 else (1,)
     return [rows * share // sum(heads) for share in heads]
+
+
+def bounds_of(counts: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the rows (start, stop) of parts that follow each other, for their numbers of rows."""
+    return list(pairwise(accumulate(counts, initial=0)))
 
 
 def _stored_dtype(model: LanguageModel, form: Format, tensors: Tensors) -> np.dtype:
@@ -400,9 +414,9 @@ def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, So
     for own, leaf in _weights_of(model).items():
         names, is_transposed = form.parts(own)
         counts, row = _split(model, form, own, leaf.spec)
-        ends, rows = np.cumsum(counts).tolist(), _in_rows(leaf, row)
-        for name, start, end in zip(names, [0, *ends], ends, strict=False):
-            pieces.setdefault(name, []).append((rows, slice(start, end)))
+        rows = _in_rows(leaf, row)
+        for name, part in zip(names, bounds_of(counts), strict=True):
+            pieces.setdefault(name, []).append((rows, slice(*part)))
             layouts[name] = is_transposed, form.is_stacked(own)
     return {name: _source(parts, *layouts[name], dtype) for name, parts in pieces.items()}
 

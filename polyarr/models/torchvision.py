@@ -13,8 +13,7 @@ import numpy as np
 from polyarr import creation
 from polyarr.core.array import Array
 from polyarr.core.spec import Spec, as_dtype
-from polyarr.models.folders import PICKLED
-from polyarr.models.pretrained import DTYPES, Tensors, errors_with_path, listed, open_tensors
+from polyarr.models.pretrained import StoredTensor, Tensors, check_tensors, errors_with_path, open_tensors
 from polyarr.models.resnet import ResNetConfig, ResNetModel
 from polyarr.nn import shapes_only
 from polyarr.saving.tensor_file import Source, write_arrays
@@ -50,14 +49,13 @@ def load_resnet(path: str | os.PathLike[str], *, dtype: Any = "float32") -> ResN
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
     with errors_with_path("load_resnet", path):
-        if path.suffix in PICKLED:
-            raise ValueError("pickled weights are never read, they could run anything; save them as safetensors")
         tensors = open_tensors(path)
         with shapes_only():
             model = ResNetModel(_config_of(tensors)).astype(dtype)
         names, leaves = names_of(model.config), model.named_parameters()
-        _check({names[own]: _theirs(leaf.shape) for own, leaf in leaves.items()}, tensors)
-        found = {own: creation.asarray(_read(names[own], tensors), dtype=leaf.dtype) for own, leaf in leaves.items()}
+        shapes = {names[own]: [*_theirs(leaf.shape)] for own, leaf in leaves.items()}
+        check_tensors(tensors, shapes, lambda name: name.endswith(_IGNORED))
+        found = {own: creation.asarray(_read(tensors[names[own]], leaf.dtype)) for own, leaf in leaves.items()}
     return model.load_parameters(found).eval()
 
 
@@ -122,26 +120,9 @@ def _shape(tensors: Tensors, layer: str, axes: int) -> list[int]:
     return tensors[name].shape
 
 
-def _check(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
-    """Raise ValueError unless the tensors have exactly the expected names, shapes and dtypes."""
-    missing = [name for name in wanted if name not in tensors]
-    unknown = [name for name in tensors if name not in wanted and not name.endswith(_IGNORED)]
-    wrong = [f"{what} {listed(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
-    misfits = []
-    for name, held in ((name, tensors[name]) for name in wanted if name in tensors):
-        if held.shape != [*wanted[name]]:
-            misfits.append(f"{name} is {held.shape} and must be {[*wanted[name]]}")
-        elif held.dtype not in DTYPES:
-            misfits.append(f"{name} is of {held.dtype} and must be of {', '.join(DTYPES)}")
-    if wrong := [*wrong, *([listed(misfits)] if misfits else [])]:
-        raise ValueError("; ".join(wrong))
-
-
-def _read(name: str, tensors: Tensors) -> np.ndarray:
+def _read(stored: StoredTensor, dtype: np.dtype) -> np.ndarray:
     """Return an array in polyarr's layout."""
-    host = tensors[name].read()
-    if not np.isfinite(host).all():
-        raise ValueError(f"{name} holds numbers that are not finite")
+    host = stored.read(dtype)
     return np.moveaxis(host, 1, -1) if host.ndim == 4 else host
 
 
