@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from polyarr.models.formats import Format, written_format
 from polyarr.models.formats.gguf import (
     EXPERTS,
     GGUFModel,
+    Planned,
     architecture_of,
     is_always_float32,
     metadata_of,
@@ -41,23 +42,6 @@ TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "MXFP4": 38}
 _BESIDE_MXFP4 = "Q8_0"  # type of the matrices that are not of experts
 _CHECKED = {"F16": float16}  # whose range is smaller than that of float32
 _TYPE_OF = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
-class Planned(NamedTuple):
-    """A GGUF file that is going to be written: its metadata, header entries, and where its tensors come from.
-
-    Attributes:
-        blocks: Quantized layers, and their rows, of tensors that are written as they are.
-    """
-
-    metadata: dict[str, Any]
-    entries: dict[str, GGUFEntry]
-    sources: dict[str, Source]
-    blocks: dict[str, tuple[QuantizedLinear, slice]]
-
-    def array(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Return a tensor in a dtype."""
-        return finite(name, self.sources[name].read(), dtype)
 
 
 def save_gguf(

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from polyarr.models.formats.llama import FORMATS
 from polyarr.models.formats.mxfp4 import codes_of_gguf, dequantized, float16_scales, have_float16
 from polyarr.models.formats.tables import Format, Layer
 from polyarr.models.llama import LlamaConfig
+from polyarr.nn import QuantizedLinear
 from polyarr.ops.quantized import QUANTIZED_BLOCK
 from polyarr.saving.gguf_file import GGUFEntry, GGUFFile
-from polyarr.saving.tensor_file import finite
+from polyarr.saving.tensor_file import Source, finite
 
 _LLAMA_KEYS = {  # of GGUF, after the name of the architecture, and of config.json
     "context_length": "max_position_embeddings",
@@ -202,18 +203,24 @@ class GGUFTensor(NamedTuple):
         return bool(self.file.entries[self.name].kind.name == "MXFP4")
 
 
-class Header(Protocol):
-    """Metadata and entries of a model in a GGUF file: those of a GGUFFile, or of a file to be written."""
+class Planned(NamedTuple):
+    """A GGUF file that is going to be written: its metadata, header entries, and where its tensors come from.
 
-    @property
-    def metadata(self) -> dict[str, Any]: ...
+    Attributes:
+        blocks: Quantized layers, and their rows, of tensors that are written as they are.
+    """
 
-    @property
-    def entries(self) -> Mapping[str, GGUFEntry]: ...
+    metadata: dict[str, Any]
+    entries: dict[str, GGUFEntry]
+    sources: dict[str, Source]
+    blocks: dict[str, tuple[QuantizedLinear, slice]]
 
     def array(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Return a tensor."""
-        ...
+        """Return a tensor in a dtype."""
+        return finite(name, self.sources[name].read(), dtype)
+
+
+Header = GGUFFile | Planned  # with the metadata and the entries of a model
 
 
 def read_gguf(path: Path) -> tuple[GGUFModel, dict[str, GGUFTensor]]:
