@@ -215,8 +215,9 @@ class Loader:
             with report_if_slow(f"{who} is being imported"):
                 loaded = source.load()
                 stage = "register"
-                same = [p for p in self.plugins if p.distribution == source.distribution and is_made_from(p, loaded)]
-                self._loaded[source] = same[0] if same else self.registered(*source[:2], loaded)
+                own = [p for p in self.plugins if p.distribution == source.distribution]
+                same = next((p for p in own if p.manager.is_registered(loaded)), None)  # made from the same module
+                self._loaded[source] = same or self.registered(*source[:2], loaded)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin may call sys.exit() on import
@@ -270,11 +271,6 @@ class Loader:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, PluginWarning, stacklevel=2)
-
-
-def is_made_from(plugin: Plugin, loaded: Any) -> bool:
-    """Return whether the plugin was made from this module or object."""
-    return plugin.manager.is_registered(loaded)
 
 
 def is_strict() -> bool:

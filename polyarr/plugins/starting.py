@@ -24,7 +24,6 @@ from polyarr.plugins.loading import (
     Plugin,
     PluginFailure,
     PluginWarning,
-    is_made_from,
     is_strict,
     plugin_title,
     reason_of,
@@ -328,7 +327,7 @@ def unregister_plugin(plugin: Any) -> None:
     """
     with _lock:
         added = _registry.loader.added
-        found = [p for p in added if is_made_from(p, plugin)]
+        found = [p for p in added if p.manager.is_registered(plugin)]
         if not found:
             raise ValueError(f"{plugin!r} is not a plugin that register_plugin added")
         names = {spec.name for p in found for spec in p.backends}
