@@ -69,9 +69,9 @@ class Corpus:
             ValueError: The text is empty, or has characters that the tokenizer does not know.
         """
         tokenizer = tokenizer or CharTokenizer.from_text(text)
-        counted = Counted(pieces_of(text))
-        tokens = np.concatenate(list(encoded(counted, tokenizer)))
-        return cls.split(tokenizer, tokens, counted.digest(*tokenizer.begin))
+        source = Counted(pieces_of(text), tokenizer)
+        tokens = np.concatenate(list(source))
+        return cls.split(tokenizer, tokens, source.digest(*tokenizer.begin))
 
     @classmethod
     def of_files(cls, files: Sequence[Path], tokenizer: Tokenizer | None = None, field: str = FIELD) -> Self:
@@ -88,20 +88,19 @@ class Corpus:
             ValueError: A file is empty, not UTF-8 or not JSON lines with this field, or has unknown characters, or a
                 record is not valid.
         """
-        if are_records(files, field):
-            records = CountedRecords(files, tokenizer)
-            tokens = np.concatenate(list(records))
+        source = counted(files, tokenizer, field)
+        tokenizer = source.tokenizer
+        if isinstance(source, CountedRecords):
+            tokens = np.concatenate(list(source))
             at = first_held_out(tokens, VALIDATION)
-            return cls.parted(records.tokenizer, tokens, records.digest(), at, are_records=True)
-        tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
-        counted = Counted(read_pieces(files, field))
+            return cls.parted(tokenizer, tokens, source.digest(), at, are_records=True)
         with naming_file(files, field), _unnamed_file() as file:
-            for part in encoded(counted, tokenizer):
+            for part in source:
                 file.write(part.data)
             file.flush()
             held = HeldFile(tempfile.gettempdir(), open(os.dup(file.fileno()), "rb"))
             found = TokenFile(held, dtype_for(tokenizer), tokenizer.vocab_size)
-            return cls.split(tokenizer, found, counted.digest(*tokenizer.begin))
+            return cls.split(tokenizer, found, source.digest(*tokenizer.begin))
 
     @classmethod
     def split(
@@ -192,13 +191,16 @@ def char_tokenizer_of(pieces: Pieces) -> CharTokenizer:
 
 
 class Counted:
-    """Iterator over pieces of texts that counts texts and bytes, and computes their digest, as it goes."""
+    """Iterator over the tokens of texts that counts texts and bytes, and computes the texts' digest, as it goes."""
 
-    def __init__(self, pieces: Pieces, progress: Callable[[int], Any] | None = None) -> None:
-        self.texts = self.bytes = 0
+    def __init__(self, pieces: Pieces, tokenizer: Tokenizer, progress: Callable[[int], Any] | None = None) -> None:
+        self.texts, self.bytes, self.tokenizer = 0, 0, tokenizer
         self._pieces, self._progress, self._hash = pieces, progress or (lambda _: None), hashlib.sha256()
 
-    def __iter__(self) -> Iterator[str | None]:
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return encoded(self._counted(), self.tokenizer)
+
+    def _counted(self) -> Iterator[str | None]:
         begun = False
         for piece in self._pieces:
             if piece is None:
@@ -211,12 +213,15 @@ class Counted:
             yield piece
 
     def digest(self, *further: Any) -> str:
-        """Return SHA-256 of the texts so far and of further values."""
-        return _digest(self._hash, further)
+        """Return SHA-256 of what was read so far and of further values."""
+        found = self._hash.copy()
+        for value in further:
+            found.update(_BETWEEN + _BETWEEN + repr(value).encode())
+        return found.hexdigest()
 
 
-class CountedRecords:
-    """Iterator over the tokens of records that counts records and bytes, and computes their digest, as it goes.
+class CountedRecords(Counted):
+    """Iterator over the tokens of records that counts records and bytes, and computes the digest of the tokens.
 
     Raises:
         ValueError: There is no tokenizer: the characters that occur in records are no vocabulary.
@@ -228,8 +233,8 @@ class CountedRecords:
         if tokenizer is None:
             due = "they need the tokenizer of a model (--from), or --tokenizer FILE or byte"
             raise ValueError(f"{files[0]}: it has records; {due}")
-        self.texts, self.bytes, self.tokenizer = 0, 0, tokenizer
-        self._files, self._progress, self._hash = files, progress or (lambda _: None), hashlib.sha256()
+        super().__init__((), tokenizer, progress)
+        self._files = files
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for tokens, size in encoded_records(self._files, self.tokenizer):
@@ -238,16 +243,15 @@ class CountedRecords:
             self._progress(size)
             yield tokens
 
-    def digest(self, *further: Any) -> str:
-        """Return SHA-256 of the tokens so far and of further values."""
-        return _digest(self._hash, further)
 
-
-def _digest(hashed: Any, further: Iterable[Any]) -> str:
-    found = hashed.copy()
-    for value in further:
-        found.update(_BETWEEN + _BETWEEN + repr(value).encode())
-    return found.hexdigest()
+def counted(
+    files: Sequence[Path], tokenizer: Tokenizer | None, field: str, progress: Callable[[int], Any] | None = None
+) -> Counted:
+    """Return the tokens of text files or of records; arguments and errors are those of Corpus.of_files."""
+    if are_records(files, field):
+        return CountedRecords(files, tokenizer, progress)
+    tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
+    return Counted(read_pieces(files, field), tokenizer, progress)
 
 
 def encoded(pieces: Pieces, tokenizer: Tokenizer) -> Iterator[np.ndarray]:

@@ -23,15 +23,13 @@ from polyarr.text.corpus import (
     Corpus,
     Counted,
     CountedRecords,
-    char_tokenizer_of,
+    counted,
     dtype_for,
-    encoded,
     first_held_out,
     naming_file,
     validation_start,
 )
-from polyarr.text.records import are_records
-from polyarr.text.sources import FIELD, read_pieces
+from polyarr.text.sources import FIELD
 from polyarr.text.tokenizer import MAX_TOKENIZER, Tokenizer, load_tokenizer
 from polyarr.text.tokens import RECORDS, TokenFile
 from polyarr.version import __version__
@@ -96,19 +94,13 @@ def prepare(
     """
     if not 0 < validation < 1:
         raise ValueError(f"prepare: validation is {validation}; it must be between 0 and 1")
-    source: Counted | CountedRecords
-    if are_records(files, field):
-        source = CountedRecords(files, tokenizer, progress)
-        tokenizer = source.tokenizer
-    else:
-        tokenizer = tokenizer or char_tokenizer_of(read_pieces(files, field))
-        source = Counted(read_pieces(files, field), progress)
+    source = counted(files, tokenizer, field, progress)
     was_there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     name = uuid.uuid4().hex[:16]
     try:
         with naming_file([] if isinstance(source, CountedRecords) else files, field), alone_in(folder, "preparation"):
-            manifest = _written(folder, name, source, tokenizer, validation)
+            manifest = _written(folder, name, source, validation)
             manifest["sources"] = {"files": len(files), "first": [str(path) for path in files[:_NAMED]]}
             write_whole(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
             for path in (found for pattern in _OURS for found in folder.glob(pattern)):
@@ -124,15 +116,13 @@ def prepare(
     return manifest
 
 
-def _written(
-    folder: Path, name: str, source: Counted | CountedRecords, tokenizer: Tokenizer, validation: float
-) -> dict[str, Any]:
+def _written(folder: Path, name: str, source: Counted, validation: float) -> dict[str, Any]:
     """Write the tokens and the tokenizer, and return the manifest."""
     tokens, described = folder / f"tokens-{name}.bin", folder / f"tokenizer-{name}.json"
-    of_records = isinstance(source, CountedRecords)
+    tokenizer, of_records = source.tokenizer, isinstance(source, CountedRecords)
     checksum, count, dtype = hashlib.sha256(), 0, RECORDS if of_records else dtype_for(tokenizer)
     with written_whole(tokens) as file:
-        for part in source if isinstance(source, CountedRecords) else encoded(source, tokenizer):
+        for part in source:
             count += len(part)
             checksum.update(part.data)
             file.write(part.data)
