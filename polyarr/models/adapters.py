@@ -17,7 +17,7 @@ from polyarr.core.spec import Spec, as_dtype
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.folders import CONFIG as MODEL_CONFIG
 from polyarr.models.folders import hint_of_others, read_json
-from polyarr.models.formats import Format, fitting_formats, format_of
+from polyarr.models.formats import Format, Layer, fitting_formats, format_of
 from polyarr.models.pretrained import DTYPES, Tensors, bounds_of, errors_with_path, listed, open_tensors, rows_of_parts
 from polyarr.nn import GroupedLinear, Linear, LoRALinear, QuantizedLinear
 from polyarr.nn.lora import linear_layers, replaced
@@ -81,8 +81,7 @@ def load_adapters(path: str | os.PathLike[str], model: LanguageModel) -> Languag
             if not given:
                 return layer
             used.update(name + half for name in given for half in (_A, _B))
-            share, is_stacked = form.share(f"{own}.weight"), form.is_stacked(f"{own}.weight")
-            a, b, parts = _joined(model, layer, names, share, is_stacked, rank, tensors)
+            a, b, parts = _joined(model, layer, names, form.layer(f"{own}.weight"), rank, tensors)
             found = LoRALinear(layer, rank, scale, dropout, parts)
             found.a, found.b = (creation.asarray(part, dtype=held.dtype) for part, held in ((a, found.a), (b, found.b)))
             return found
@@ -123,7 +122,7 @@ def save_adapters(
     if any((folder / name).exists() for name in (CONFIG, WEIGHTS)):
         raise FileExistsError(f"{folder}: it holds adapters already; give another folder")
     scale = next(iter(found.values())).scale
-    parameters = [own for own in found if form.is_parameter(f"{own}.weight")]
+    parameters = [own for own in found if form.layer(f"{own}.weight").parameter]
     targets = [*dict.fromkeys(name for own in parameters for name in form.parts(f"{own}.weight")[0])]
     places = _places(form, found, targets)
     inside = {name for own in parameters for name in places[own]}
@@ -168,8 +167,9 @@ def _halves(
     """
     halves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for own, layer in layers.items():
-        index, shares = form.share(f"{own}.weight")
-        for name, a, b in _theirs(model, places[own], layer, form.is_stacked(f"{own}.weight")):
+        theirs = form.layer(f"{own}.weight")
+        index, shares = theirs.share
+        for name, a, b in _theirs(model, places[own], layer, theirs.stacked):
             rows = np.zeros((*b.shape[:-2], shares * b.shape[-2], b.shape[-1]), b.dtype)  # those of all parts
             start, step = (index, shares) if b.ndim > 2 else (index * len(b), 1)
             rows[..., start : start + step * b.shape[-2] : step, :] = b * (layer.scale / scale)
@@ -208,7 +208,7 @@ def _places(form: Format, layers: Iterable[str], targets: Collection[str]) -> di
     once for each of its arrays that is: all but the last are in a "base_layer".
     """
     found = {own: _names(form, own) for own in layers}
-    stacked = {own: name for own, (name, *_) in found.items() if form.is_stacked(f"{own}.weight")}
+    stacked = {own: name for own, (name, *_) in found.items() if form.layer(f"{own}.weight").stacked}
     given = [*dict.fromkeys(n for n in stacked.values() if any(f".{n}".endswith(f".{target}") for target in targets))]
     for own, name in stacked.items():
         module = name.rpartition(".")[0]
@@ -284,13 +284,12 @@ def _theirs(
 
 
 def _joined(
-    model: LanguageModel, layer: Adaptable, names: list[str], share: tuple[int, int], is_stacked: bool, rank: int,
-    tensors: Tensors,
-) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:  # fmt: skip
+    model: LanguageModel, layer: Adaptable, names: list[str], theirs: Layer, rank: int, tensors: Tensors
+) -> tuple[np.ndarray, np.ndarray, tuple[tuple[int, int], ...]]:
     """Return A, B and parts of a LoRALinear, joined from the adapters of a layer's parts; () is one adapter for all."""
     rows, columns = layer.shape[-2:]
-    index, shares = share
-    if is_stacked:
+    index, shares = theirs.share
+    if theirs.stacked:
         (name,), count = names, layer.shape[0]
         a = _checked(name + _A, [count * rank, columns], tensors).reshape(count, rank, columns)
         b = _checked(name + _B, [rows * shares, rank * count], tensors).reshape(rows, shares, rank, count)

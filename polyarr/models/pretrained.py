@@ -234,11 +234,11 @@ def _wanted(model: LanguageModel, form: Format) -> dict[str, list[int]]:
     wanted = {}
     for own, leaf in model.named_parameters().items():
         names, transposed = form.parts(own)
-        _, shares = form.share(own)
+        layer = form.layer(own)
         counts, row = _split(model, form, own, leaf)
         for name, rows in zip(names, counts, strict=True):
             shape = [rows, *row]
-            shape[form.is_stacked(own)] *= shares
+            shape[layer.stacked] *= layer.share[1]
             wanted[name] = _swapped(shape) if transposed else shape
     return wanted
 
@@ -254,7 +254,7 @@ def _split(model: LanguageModel, form: Format, own: str, leaf: Array | Spec) -> 
 
     The weights of experts (E, n, k) are E arrays (n, k), unless the format has them in one array.
     """
-    if len(leaf.shape) == 3 and not form.is_stacked(own):
+    if len(leaf.shape) == 3 and not form.layer(own).stacked:
         return [leaf.shape[1]] * leaf.shape[0], leaf.shape[2:]
     return rows_of_parts(model, leaf.shape[0], len(form.parts(own)[0])), leaf.shape[1:]
 
@@ -296,9 +296,9 @@ def _read(form: Format, tensors: Tensors, own: str, dtype: np.dtype) -> np.ndarr
         names, transposed = form.parts(own)
         parts = [tensors[name].read(dtype) for name in names]
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    index, shares = form.share(own)
+    index, shares = form.layer(own).share
     joined = joined.swapaxes(-1, -2) if transposed else joined
-    return joined[:, index::shares] if form.is_stacked(own) else np.split(joined, shares)[index]
+    return joined[:, index::shares] if form.layer(own).stacked else np.split(joined, shares)[index]
 
 
 def _specs_of_codes(
@@ -417,7 +417,7 @@ def sources(model: LanguageModel, form: Format, dtype: np.dtype) -> dict[str, So
         rows = _in_rows(leaf, row)
         for name, part in zip(names, bounds_of(counts), strict=True):
             pieces.setdefault(name, []).append((rows, slice(*part)))
-            layouts[name] = is_transposed, form.is_stacked(own)
+            layouts[name] = is_transposed, form.layer(own).stacked
     return {name: _source(parts, *layouts[name], dtype) for name, parts in pieces.items()}
 
 

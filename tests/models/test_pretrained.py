@@ -559,5 +559,5 @@ def test_every_array_of_every_model_has_a_name_of_its_own():
     for make in MODELS.values():
         model = make()
         form = written_format(model, "huggingface")
-        names = [(name, form.share(own)) for own in model.named_parameters() for name in form.parts(own)[0]]
+        names = [(name, form.layer(own).share) for own in model.named_parameters() for name in form.parts(own)[0]]
         assert len(set(names)) == len(names)

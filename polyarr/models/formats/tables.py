@@ -73,17 +73,9 @@ class Format(NamedTuple):
         found, own, number = self._layer(name)
         return found.arrays(own, number), found.transposed and own == "weight"
 
-    def share(self, name: str) -> tuple[int, int]:
-        """Return (i, n): one of polyarr's arrays is part i of n equal parts of the other program's, as in Layer."""
-        return self._layer(name)[0].share
-
-    def is_stacked(self, name: str) -> bool:
-        """Return whether the other program, too, has the weights of all experts in one array."""
-        return self._layer(name)[0].stacked
-
-    def is_parameter(self, name: str) -> bool:
-        """Return whether PEFT has adapters of one of polyarr's arrays as those of a parameter, not of a layer."""
-        return self._layer(name)[0].parameter
+    def layer(self, name: str) -> Layer:
+        """Return the layer of one of polyarr's arrays in the other program."""
+        return self._layer(name)[0]
 
     def with_experts(self, config: Config) -> "Format":
         """Return the format with the names of the layers of each expert that a configuration has."""
