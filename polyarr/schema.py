@@ -1,6 +1,7 @@
 """Validation of JSON files against a JSON schema that lies beside the module that reads them."""
 
 import json
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from polyarr.extras import extra
 
-_SHOWN = 300  # largest number of characters of a reason
+_SHOWN = 300  # largest number of characters of a reason, and of a path whose settings are nested further
 _FEW = 8  # largest number of names that an error lists
 _DEEP = "its JSON is nested too deeply"
 _TYPES = {
@@ -112,6 +113,15 @@ def loaded_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError(_DEEP) from error
+
+
+def flattened(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested settings by their dotted paths, to a limited depth."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and len(before) < _SHOWN:
+            yield from flattened(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
 
 
 def in_one_line(reason: object) -> str:

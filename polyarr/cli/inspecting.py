@@ -1,7 +1,7 @@
 """`polyarr inspect`: show the content of a run, a model's folder or a file, tensor by tensor."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from polyarr.cli.output import escaped, print_json, print_table
 from polyarr.cli.values import FileName
 from polyarr.contents import Contents, Statistics, Tensor, contents_of, save_histograms
 from polyarr.extras import extra
+from polyarr.schema import flattened
 
 HEADERS = ("tensor", "shape", "dtype", "bytes", "min", "max", "mean", "std", "nan", "inf")
 _MAX_SETTING = 200  # characters of a setting's line
@@ -54,7 +55,7 @@ def _lines(found: Contents) -> Iterator[str]:
             yield f"not finite: {totals['nan']:,} nan, {totals['inf']:,} infinite"
     if found.progress:
         yield "progress: " + ", ".join(f"{name} {_number(value)}" for name, value in found.progress.items())
-    for name, value in _flat(found.settings):
+    for name, value in flattened(found.settings):
         yield f"  {name}: {value}"[:_MAX_SETTING]
     if words := found.vocabulary:
         tokens = [f"{word['number']} {word['token']!r}" for word in words["tokens"]]
@@ -62,15 +63,6 @@ def _lines(found: Contents) -> Iterator[str]:
         if words["size"] > len(tokens):
             tokens[half:half] = ["..."]
         yield f"vocabulary: {words['size']:,} {words['unit']}: " + "  ".join(tokens)
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested settings by their dotted paths."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and len(before) < _MAX_SETTING:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def _row(tensor: Tensor) -> tuple[str, ...]:

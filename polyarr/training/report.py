@@ -10,6 +10,7 @@ from typing import Any
 from polyarr.atomic import write_whole
 from polyarr.extras import extra
 from polyarr.files import read_regular
+from polyarr.schema import flattened
 from polyarr.training.checkpoint import read_info
 from polyarr.training.curves import Line, chart
 from polyarr.training.files import PROFILE, REPORT, newest, path_of
@@ -63,7 +64,7 @@ def rendered(info: Mapping[str, Any], rows: Sequence[Row], samples: Sequence[str
         facts=_facts(info, rows),
         charts=_charts(info, rows),
         evaluations=info["history"][-_EVALUATIONS:],
-        recipe=list(_flat(info["recipe"])),
+        recipe=list(flattened(info["recipe"])),
         places=_environment(info, rows),
         samples=samples,
         profile=profile,
@@ -108,14 +109,6 @@ def _charts(info: Mapping[str, Any], rows: Sequence[Row]) -> list[dict[str, Any]
     found.append(chart("Norm of the gradients", [Line("before clipping", numbers(rows, "grad_norm"))], from_zero=True))
     found.append(chart("Tokens per second", [Line("tokens/s", numbers(rows, "tokens_per_second"))], from_zero=True))
     return [one for one in found if one]
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> Any:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
 
 
 def _environment(info: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[str, Any]]:
