@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,7 @@ def command(
     quiet: bool,
 ) -> None:
     """Train a language model on text, a new one or one --from elsewhere, and save its best and its last checkpoint."""
-    _check_options(preset, seed, out, tokens, resume, overwrite, show, source, rank or match or alpha, checkpoint)
+    _check_options(click.get_current_context().params)
     named: dict[str, Any] = {"steps": steps, "decay_steps": decay_steps, "lr": lr, "accumulation": accumulate}
     named |= {"dtype": dtype, "precision": precision}
     changes = parsed_settings(settings) | {name: value for name, value in named.items() if value is not None}
@@ -210,31 +210,22 @@ def _check_libraries(tensorboard: bool) -> None:
         extra("tensorboardX", "tensorboard")
 
 
-def _check_options(
-    preset: str | None,
-    seed: int | None,
-    out: Path | None,
-    tokens: str | None,
-    resume: bool,
-    overwrite: bool,
-    show: bool,
-    source: Path | None,
-    adapters: Any,
-    checkpoint: str | None,
-) -> None:
-    if resume and (overwrite or preset or tokens or seed is not None or show or source or adapters):
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Raise UsageError if options exclude each other, or need another one."""
+    resume, of_new = given["resume"], ("overwrite", "preset", "tokens", "show", "source", "rank", "match", "alpha")
+    if resume and (given["seed"] is not None or any(given[name] for name in of_new)):
         raise click.UsageError(
             "--resume goes on as the run began; leave out --overwrite, --preset, --tokenizer, --seed, --show, --from "
             "and --lora"
         )
-    if source is not None and (preset or tokens):
+    if given["source"] is not None and (given["preset"] or given["tokens"]):
         raise click.UsageError(
             "--from has a model, its tokenizer and settings for training it; leave out --preset and --tokenizer, and "
             "change settings with --set"
         )
-    if checkpoint and not resume:
+    if given["checkpoint"] and not resume:
         raise click.UsageError("--checkpoint says what --resume goes on from; give that, too")
-    if resume and out is None:
+    if resume and given["out"] is None:
         raise click.UsageError("--resume needs --out, the folder of the run")
 
 
