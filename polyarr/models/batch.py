@@ -13,13 +13,13 @@ from polyarr.core.current import get_backend
 from polyarr.core.errors import DeviceMemoryError
 from polyarr.core.spec import float32, int32
 from polyarr.models.decoder import LanguageModel
-from polyarr.models.drafting import Drafting, accepted
+from polyarr.models.drafting import Drafting
 from polyarr.models.generation import cache_capacity, sampled
 from polyarr.models.logprobs import Logprobs, prompt_logprobs
 from polyarr.models.parts import INPUTS, Parts
 from polyarr.models.prompts import CHUNK, UNIT, Kind, Pass, Prompts, Text, row_of, set_span
 from polyarr.models.sampling import Sampling, history_of
-from polyarr.models.speculation import PENALTIES
+from polyarr.models.speculation import PENALTIES, accepted
 from polyarr.nn import KeyValueCache
 
 _MAX_KINDS = 32  # kinds of sampling whose compiled programs are kept

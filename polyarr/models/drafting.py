@@ -1,7 +1,6 @@
 """Drafts for a Batch: while it has one text, several tokens of it are checked in one pass of the model."""
 
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Callable
 
 import numpy as np
 
@@ -117,12 +116,6 @@ class Drafting:
                 if any(one.tobytes() != other.tobytes() for one, other in pairs):
                     why = "for which this device computes other bits than for single tokens"
                     raise ValueError(f"Batch: drafts is {self.count}, {why}; it must be smaller, or 0")
-
-
-def accepted(draft: Sequence[int], found: list[int]) -> list[int]:
-    """Return the new tokens of a text: those sampled up to the first one that differs from the draft."""
-    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, found, strict=False)))
-    return found[: right + 1]
 
 
 def _logits(model: LanguageModel, tokens: Array, caches: list[KeyValueCache], position: int) -> Array:

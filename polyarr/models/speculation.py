@@ -1,7 +1,7 @@
 """Speculative decoding: several tokens of a text in one pass of its model, drafted from it or by a small model."""
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -174,15 +174,19 @@ def speculated(
         tokens, where = row_of(new), (caches, position)
         run = _chosen if position is None else step  # eagerly for the prompt: lengths differ
         found = run(model, tokens, *where, column, how.numbers, bias, limits).numpy().tolist()
-        accepted = 1
-        while accepted < count and new[accepted] == found[accepted - 1]:
-            accepted += 1
-        position = length if position is None else position + accepted
-        ready, new = ready[accepted:], found[: min(accepted, end - length)]
+        new = accepted(new[1:count], found)
+        position = length if position is None else position + len(new)
+        ready, new = ready[len(new) :], new[: end - length]
         length += len(new)
         for token in new:
             text.add(token)
             yield Sample(creation.asarray(np.array([[token]], np.int32)), None)
+
+
+def accepted(draft: Sequence[int], found: list[int]) -> list[int]:
+    """Return the new tokens of a text: those sampled up to the first one that differs from the draft."""
+    right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(draft, found, strict=False)))
+    return found[: right + 1]
 
 
 def row_of(tokens: list[int]) -> Array:

@@ -5,8 +5,8 @@ import pytest
 
 import polyarr as pa
 from polyarr.models import Batch, Sampling
-from polyarr.models.drafting import accepted
 from polyarr.models.shared_writer import SharedWriter
+from polyarr.models.speculation import accepted
 from polyarr.text import CharTokenizer
 from tests.models.test_batch import Text, model_of, write
 
