@@ -22,21 +22,19 @@ HELD = 16  # parts of a whole answer that are held back; each that is given take
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Slot:
     """A slot of a request.
 
-    Args:
-        client: The client.
-
     Attributes:
+        client: The client.
         tokens: Number of tokens that the texts of the request may have with their prompts; 0 until it is read.
         job: The job that reads the request in a thread, or None before that.
     """
 
+    client: str
+    tokens: int = 0
     job: Future | None = None
-
-    def __init__(self, client: str) -> None:
-        self.client, self.tokens = client, 0
 
 
 class Worker:
