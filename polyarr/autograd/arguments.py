@@ -119,3 +119,11 @@ def _held_by(fn: Callable) -> dict[str, Any]:
         return own
     found = inspect.getclosurevars(plain)
     return {**found.globals, **found.nonlocals, **own}
+
+
+def by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
+    """Return the arguments of a call of fn, all by position, as its gradient takes them."""
+    bound = inspect.signature(fn).bind(*args, **named)
+    if bound.kwargs:
+        raise GradientError(f"custom_vjp: {', '.join(bound.kwargs)} is keyword-only; fn must take it by position")
+    return bound.args

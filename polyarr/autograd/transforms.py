@@ -1,7 +1,6 @@
 """Gradient transforms: grad, vjp, jvp, checkpoint and custom_vjp. Nodes are walked backward in order of creation."""
 
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 from polyarr import ops, random, tree
 from polyarr.autograd.arguments import (
     argument_numbers,
+    by_position,
     carries_gradient,
     check_callable,
     check_given,
@@ -384,7 +384,7 @@ def custom_vjp(
 
     @functools.wraps(fn)
     def own(*args: Any, **named: Any) -> Any:
-        args = _by_position(fn, args, named) if named else args
+        args = by_position(fn, args, named) if named else args
         note_arguments(args)
         if not _recorded_here(args) or any(fn is other for other in in_forward.get()):
             return fn(*args)  # type: ignore[call-arg]
@@ -439,14 +439,6 @@ def _recorded(fn: Callable, forward: Callable, backward: Callable, args: tuple) 
         return [leaf for leaf, is_tracked in zip(flat, tracked, strict=True) if is_tracked]
 
     return joined(value, inputs, pull)
-
-
-def _by_position(fn: Callable, args: tuple, named: dict[str, Any]) -> tuple:
-    """Return the arguments of a call of fn, all by position, as its gradient takes them."""
-    bound = inspect.signature(fn).bind(*args, **named)
-    if bound.kwargs:
-        raise GradientError(f"custom_vjp: {', '.join(bound.kwargs)} is keyword-only; fn must take it by position")
-    return bound.args
 
 
 def _checked(grads: Any, args: tuple, backward: Callable) -> Any:
