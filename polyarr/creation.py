@@ -13,6 +13,7 @@ from polyarr.core.current import get_backend, use_backend
 from polyarr.core.dlpack import Seen, Shared, address_of, is_on_host, on_host
 from polyarr.core.errors import DtypeError, NestingError, ShapeError
 from polyarr.core.keywords import explained
+from polyarr.core.number import Number
 from polyarr.core.spec import (
     COMPLEX,
     DTYPES,
@@ -82,6 +83,8 @@ def asarray(obj: Any, dtype: Any = None, *, device: str | Backend | None = None,
         return x.snapshot() if copy and x is obj else x
     if copy is False:
         return _shared(obj, dtype, get_backend(device))
+    if isinstance(obj, Number):
+        return full((), obj, dtype, device=device)
     if hasattr(obj, "__dlpack__") and not isinstance(obj, (np.ndarray, np.generic)):
         obj = _taken_over("asarray", obj)
     return _array(obj, dtype, get_backend(device))

@@ -7,13 +7,14 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.keywords import explained
+from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, described, float32, int64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.validation import check_array, whole, wholes
 
-# dtypes of Python numbers, the narrowest kind first
-NATURAL = {bool: bool_, int: int64, float: float32, complex: complex64}
+# dtypes of Python numbers and of tracers of them, the narrowest kind first
+NATURAL = {bool: bool_, int: int64, IntNumber: int64, float: float32, FloatNumber: float32, complex: complex64}
 
 
 def shape_of(op: str, shape, name: str = "shape") -> tuple[int, ...]:

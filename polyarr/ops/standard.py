@@ -15,6 +15,7 @@ import numpy as np
 from polyarr.core.array import Array, from_numpy, spec_of
 from polyarr.core.errors import ShapeError
 from polyarr.core.keywords import explained
+from polyarr.core.number import FloatNumber, IntNumber
 from polyarr.core.spec import NARROW, Spec, as_dtype, float32
 from polyarr.ops import elementwise, index, joining, reduce
 from polyarr.ops import shape as shapes
@@ -107,7 +108,8 @@ def where(condition: Array, x: Any, y: Any) -> Array:
         check_array("where", "condition", condition)
     if type(condition) in (Array, Spec) and given <= NATURAL.keys():
         kind = [k for k in NATURAL if k in given][-1]
-        x, y = kind(x), kind(y)
+        python_number = {IntNumber: int, FloatNumber: float}.get(kind, kind)
+        x, y = (a if type(a) in (IntNumber, FloatNumber) else python_number(a) for a in (x, y))
         check_fits("where", "x", x, NATURAL[kind])
         x = fill(x, condition, shape=(), dtype=NATURAL[kind])
     return elementwise.where(condition, x, y)

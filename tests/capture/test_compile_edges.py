@@ -66,10 +66,8 @@ def test_numpy_computes_with_numbers_at_every_run():
         round,
         math.floor,
         complex,
-        pa.asarray,
         np.asarray,
         lambda n: pa.asarray([n, 1]),
-        lambda n: pa.full((2,), n),
         lambda n: np.ones(2) * n,
         lambda n: np.float32(0.1) * n,  # an object array would use Python float arithmetic
         lambda n: np.add.reduce([n, n]),

@@ -214,3 +214,31 @@ def test_a_training_step_with_its_numbers_in_arrays_moves_nothing(backend: Backe
         assert same(*(model for model, _, _ in found)) and same(*(value for _, _, value in found))
     finally:
         pa.random.set_state(before)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda c, n: pa.full((2,), n),
+        lambda c, n: pa.full((2,), n, dtype=pa.float64),
+        lambda c, n: pa.full_like(pa.ones(2), n / 2),
+        lambda c, n: pa.asarray(n) + pa.asarray(n, dtype=pa.int8).astype(pa.asarray(n).dtype),
+        lambda c, n: pa.where(c, n, 0),
+        lambda c, n: pa.where(c, True, n),
+        lambda c, n: pa.where(c, n, 0.5),
+    ],
+)
+@pytest.mark.parametrize("numbers", [(3, -4), (2.5, 7.25)])
+def test_a_captured_number_fills_an_array(backend: Backend, fn: Any, numbers: tuple) -> None:
+    condition, compiled = pa.asarray([True, False]), pa.compile(fn)
+    for n in numbers:
+        found, expected = compiled(condition, n), fn(condition, n)
+        assert found.dtype == expected.dtype and same(found, expected)
+    assert len(compiled.programs()) == 1
+
+
+def test_a_captured_number_that_does_not_fit_is_refused_at_every_run(on_numpy: Backend) -> None:
+    compiled = pa.compile(lambda n: pa.full(2, n, dtype=pa.int8))
+    assert compiled(100).tolist() == [100, 100]
+    with pytest.raises(OverflowError, match="300; int8 holds -128 to 127"):
+        compiled(300)
