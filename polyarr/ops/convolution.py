@@ -22,6 +22,7 @@ from polyarr.ops.shape import matrix_transpose, permute_dims, reshape, slice, sl
 from polyarr.ops.spatial import (
     CONV,
     Geometry,
+    Lengths,
     geometry,
     images,
     padded,
@@ -142,14 +143,29 @@ def _checked(x: Spec, weight: Spec, shape, kernel, *, stride, padding, dilation,
     if groups < 1 or x.shape[-1] != weight.shape[-1] * groups or weight.shape[0] % groups:
         given = f"x is {x}, weight is {weight}, groups is {groups}"
         required = "weight.shape[-1] * groups must equal x.shape[-1], and groups divide weight.shape[0]"
-        raise ShapeError(f"conv: {given}; {required}")
+        raise ShapeError(f"conv: {given}; {required}{_channels_first(x, weight.shape[-1] * groups)}")
     return geometry("conv", x, shape, kernel, stride, padding, dilation), groups
+
+
+def _channels_first(x: Spec, channels: int) -> str:
+    """Return the end of an error message for images whose channels are on axis 1, or ""."""
+    return "; channels are last: write polyarr.moveaxis(x, 1, -1)" if x.shape[1] == channels else ""
+
+
+def _spatial_lengths(op: str, x: Spec, weight: Spec) -> Lengths:
+    """Return the lengths of the spatial axes of x, of which weight must have as many."""
+    if not x.is_number and x.ndim in (weight.ndim - 1, weight.ndim + 1):
+        batch = "; of one example write x[None]" if x.ndim < weight.ndim else ""
+        required = "both must have as many axes, batch first and channels last"
+        raise ShapeError(f"{op}: x is {x}, weight is {weight}; {required}{batch}")
+    lengths = images(op, "x", x)
+    images(op, "weight", weight, len(lengths))
+    return lengths
 
 
 def _params(x: Spec, weight: Spec, **given) -> dict:
     """Return the parameters of a convolution, per axis."""
-    lengths = images("conv", "x", x)
-    images("conv", "weight", weight, len(lengths))
+    lengths = _spatial_lengths("conv", x, weight)
     where, groups = _checked(x, weight, lengths, weight.shape[1:-1], **given)
     return {**where.params, "groups": groups, "out": where.out}
 
@@ -373,12 +389,12 @@ def conv(x, weight, bias=None, *, stride=1, padding=0, dilation=1, groups=1, act
 
 def _transpose_rule(x, weight, bias, *, stride, padding, output_padding, dilation, groups, precision):
     op = "conv_transpose"
-    lengths = images(op, "x", x)
-    images(op, "weight", weight, len(lengths))
+    lengths = _spatial_lengths(op, x, weight)
     groups = whole(op, "groups", groups)
     if groups < 1 or weight.shape[0] != x.shape[-1] or x.shape[-1] % groups:
         given = f"x is {x}, weight is {weight}, groups is {groups}"
-        raise ShapeError(f"{op}: {given}; weight.shape[0] must equal x.shape[-1], which groups must divide")
+        required = "weight.shape[0] must equal x.shape[-1], which groups must divide"
+        raise ShapeError(f"{op}: {given}; {required}{_channels_first(x, weight.shape[0])}")
     _check_bias(op, bias, weight.shape[-1] * groups)
     steps, pairs, gaps, more = _transposed(op, lengths, weight.shape[1:-1], stride, padding, output_padding, dilation)
     out = _output_lengths(lengths, weight.shape[1:-1], steps, pairs, gaps, more)

@@ -134,7 +134,7 @@ TURNED = pa.Spec((4, 3, 3, 6), pa.float32)
         (lambda: ops.conv(X, W, groups=2), f"{CONV}, weight is float32[6, 3, 3, 4], groups is 2;"),
         (lambda: ops.conv(X, W, dilation=3), f"{CONV}, a window reaches over [7, 7]; x with its"),
         (lambda: ops.conv(X, W, pa.Spec((5,), pa.float32)), "conv: bias is float32[5]; it must be [6]"),
-        (lambda: ops.conv(X, pa.Spec((6, 3, 4), pa.float32)), "conv: weight is float32[6, 3, 4]; it must have 4 axes,"),
+        (lambda: ops.conv(X, pa.Spec((6, 3, 4), pa.float32)), f"{CONV}, weight is float32[6, 3, 4]; both must have as"),
         (lambda: ops.conv_transpose(X, W), "conv_transpose: x is float32[2, 5, 6, 4], weight is float32[6, 3, 3, 4],"),
         (lambda: ops.max_pool(X, kernel=2, padding=2), "max_pool: x is float32[2, 5, 6, 4], a window reaches"),
         (lambda: ops.max_pool(X, kernel=9), "max_pool: x is float32[2, 5, 6, 4], a window reaches over [9, 9]; x with"),
@@ -153,6 +153,20 @@ TURNED = pa.Spec((4, 3, 3, 6), pa.float32)
 def test_arguments_that_do_not_fit_are_one_line(call, told: str) -> None:
     with pytest.raises((ShapeError, ValueError), match=f"^{re.escape(told)}[^\n]*$"):
         call()
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3)])
+def test_images_of_other_layouts_lead_to_what_to_write(layer: nn.Module, on_numpy) -> None:
+    written, single = pa.ones((2, 4, 5, 5)), pa.ones((5, 5, 4))
+    with pytest.raises(ShapeError, match=r"; channels are last: write polyarr\.moveaxis\(x, 1, -1\)$"):
+        layer(written)
+    with pytest.raises(ShapeError, match=r"batch first and channels last; of one example write x\[None\]$"):
+        layer(single)
+    with pytest.raises(ShapeError, match=r"batch first and channels last$"):
+        layer(single[None, None])
+    with pytest.raises(ShapeError, match=r"(groups divide|groups must divide)[^;]*$"):
+        layer(pa.ones((2, 5, 5, 3)))
+    assert layer(pa.moveaxis(written, 1, -1)).ndim == layer(single[None]).ndim == 4
 
 
 @pytest.mark.parametrize(
