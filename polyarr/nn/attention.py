@@ -228,7 +228,8 @@ class MultiHeadAttention(Module):
 
         Args:
             x: Floating-point array (B, T, C).
-            mask: Attention mask, as in polyarr.attention.
+            mask: Attention mask that broadcasts to (B, heads, T, T), as in polyarr.attention: of a padding mask (B, T)
+                give mask[:, None, None, :].
             cache: Key-value cache, which is updated in place; None for none.
             position: Position of the first x, after what the cache holds, or those of each row, int32 (B,); None if
                 nothing was before.
@@ -238,11 +239,15 @@ class MultiHeadAttention(Module):
             Array of the shape of x.
 
         Raises:
-            ShapeError: x does not have three axes.
+            ShapeError: x does not have three axes, or the mask does not broadcast.
+            TypeError: cache is an array, such as the keys that PyTorch's layer takes.
         """
         check_array("MultiHeadAttention", "x", x)
         if x.ndim != 3:
             raise ShapeError(f"MultiHeadAttention: x is {x.spec}; it must be [batch, time, channels]")
+        if isinstance(cache, Array):
+            required = "it must be a KeyValueCache; queries, keys and values are made of x, so write attention(x, mask)"
+            raise TypeError(f"MultiHeadAttention: cache is {cache.spec}; {required}")
         t = x.shape[1]
         q, k, v = self._projected(x, turned)  # (B, H, T, D), twice (B, K, T, D)
         if cache is not None:

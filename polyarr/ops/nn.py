@@ -3,7 +3,7 @@
 import math
 
 from polyarr.core.array import spec_of, untracked
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed
 from polyarr.core.spec import FLOATS, NARROW, broadcast, check_kind, float32
 from polyarr.core.spec import Spec as Spec_
@@ -370,6 +370,9 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     Gradients: logits
     """
     check_kind("cross_entropy", "logits", spec_of(logits), "floating")
+    if spec_of(targets).shape == logits.shape and spec_of(targets).dtype in FLOATS:
+        instead = "of probabilities write -pa.mean(pa.sum(targets * pa.log_softmax(logits, axis=-1), axis=-1))"
+        raise DtypeError(f"cross_entropy: targets is {spec_of(targets)}; its dtype must be integer; {instead}")
     check_kind("cross_entropy", "targets", spec_of(targets), "integer")
     if not logits.shape or not logits.shape[-1]:
         raise ShapeError(f"cross_entropy: logits is {spec_of(logits)}; it must have at least one class")
@@ -458,10 +461,13 @@ def _check_attention(q: Spec_, k: Spec_, v: Spec_, mask: Spec_ | None) -> None:
         raise ShapeError(f"{listed}; the axes before the last two must broadcast{_repeated(q, k)}") from None
     if mask is not None:
         scores = Spec_((*lead, q.shape[-2], k.shape[-2]), bool_)
-        fits = broadcast("attention", scores, Spec_(mask.shape, bool_)) == scores.shape
+        lengths = list(zip(reversed(mask.shape), reversed(scores.shape), strict=False))
+        fits = len(lengths) == mask.ndim and all(n in (1, m) for n, m in lengths)
         if mask.is_number or mask.dtype not in (bool_, *FLOATS) or not fits:
+            of_keys = len(lead) == 2 and mask.shape == (lead[0], k.shape[-2])
             raise ShapeError(
                 f"attention: mask is {mask}; it must be bool or floating and broadcast to {list(scores.shape)}"
+                + "; of a mask of keys (batch, keys) write mask[:, None, None, :]" * of_keys
             )
 
 
@@ -485,7 +491,8 @@ def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None,
         v: Floating-point array (..., s, e): values. The leading axes of q, k and v broadcast;
             `repeat` fewer heads of keys and values along their axis, or use n_kv_heads of nn.MultiHeadAttention.
         mask: Array that broadcasts to (..., t, s): bool, true where a query may attend to a key, or floating-point
-            numbers that are added to the scores; None for no mask.
+            numbers that are added to the scores; None for no mask. Of a padding mask (batch, s), true for what is no
+            padding, give mask[:, None, None, :].
         key: Int, the key of the random bits of dropout.
         counter: Int, the counter of the random bits of dropout.
         causal: Whether query i attends only to keys up to i + (s - t), so that the last query attends to all.

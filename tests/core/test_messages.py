@@ -288,6 +288,20 @@ def test_what_is_no_number(name: str, given: object) -> None:
         ),
         (lambda x: pa.attention(1.0, x, x), ShapeError, "^attention: q is a Python float; it must have at least two"),
         (lambda x: pa.attention(x[0, 0], x, x), ShapeError, r"^attention: q is float32\[\]; it must have at least two"),
+        (
+            lambda x: pa.attention(*3 * [pa.zeros((2, 4, 3, 8))], pa.ones((2, 3), dtype=pa.bool)),
+            ShapeError,
+            r"^attention: mask is bool\[2, 3\]; it must be bool or floating and broadcast to \[2, 4, 3, 3\]; "
+            r"of a mask of keys \(batch, keys\) write mask\[:, None, None, :\]$",
+        ),
+        (lambda x: pa.attention(x, x, x, pa.ones(3)), ShapeError, r"mask is float32\[3\]; it .* to \[2, 2\]$"),
+        (lambda x: pa.attention(x, x, x, pa.ones((1, 2, 2))), ShapeError, r"mask is .* to \[2, 2\]$"),
+        (
+            lambda x: pa.cross_entropy(x, x),
+            DtypeError,
+            r"^cross_entropy: targets is float32\[2, 3\]; its dtype must be integer; of probabilities write -pa\.mean",
+        ),
+        (lambda x: pa.cross_entropy(x, x[:, 0]), DtypeError, "^cross_entropy: targets is .* must be integer$"),
         (lambda x: pa.attention(x, x, x, 1.0), ShapeError, "^attention: mask is a Python float; it must be bool or fl"),
         (lambda x: sgd(x, [x]), TypeError, r"^sgd: params is float32\[2, 3\]; it must be a list of arrays$"),
         (lambda x: sgd([x], None), TypeError, "^sgd: grads is None; it must be a list of arrays$"),

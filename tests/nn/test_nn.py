@@ -259,6 +259,8 @@ def test_attention_refuses_what_does_not_fit():
         nn.MultiHeadAttention(10, 4)
     with pytest.raises(ShapeError, match="it must be \\[batch, time, channels\\]"):
         nn.MultiHeadAttention(8, 2)(pa.zeros((3, 8)))
+    with pytest.raises(TypeError, match=r"^MultiHeadAttention: cache is .*; queries, keys and values are made of x"):
+        nn.MultiHeadAttention(8, 2)(pa.ones((1, 3, 8)), pa.ones((1, 3, 8)), pa.ones((1, 3, 8)))
 
 
 def test_transformer_block_without_branches_is_the_identity():
