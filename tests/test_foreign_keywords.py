@@ -30,6 +30,8 @@ OPS = {
     "einsum('ij->j', x, optimize=True)": "unknown argument optimize (leave it out: ",
     "relu(x, inplace=True)": "unknown argument inplace (leave it out: results are new arrays); ",
     "mean(x, dtype=pa.float64)": "unknown argument dtype (write .astype(dtype)); ",
+    "interpolate(x, size=3)": "unknown argument size (write shape); it takes interpolate(x, shape=None, *, ",
+    "max_pool(x, kernel_size=2)": "missing kernel, unknown argument kernel_size (write kernel); it takes max_pool(x, ",
     "mean(x, weights=x)": "unknown argument weights; it takes mean(x, *, axis=None, keepdims=False)",
 }
 CLASSES = {
@@ -38,6 +40,8 @@ CLASSES = {
     "nn.LayerNorm(normalized_shape=3)": "unknown argument normalized_shape (write emb_dim); it takes emb_dim, ",
     "nn.MultiHeadAttention(8, 2, dropout=0.1)": "unknown argument dropout (write drop_rate); ",
     "nn.Linear(3, 4, device='cuda')": "unknown argument device (leave it out: it computes where its arrays are, ",
+    "nn.Embedding(3, 4, padding_idx=0)": "unknown argument padding_idx (write pa.where((i != 0)[..., None], emb(i), 0)",
+    "nn.Conv2d(3, 4, 3, padding_mode='reflect')": "unknown argument padding_mode (write pa.pad(x, ",
     "optim.Adam(learning_rate=0.1)": "unknown argument learning_rate (write lr); it takes lr, weight_decay, ",
     "optim.SGD(params=x, lr=0.1)": "unknown argument params (the model is given to init(model)); ",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from polyarr.core.array import Array, spec_of
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.spec import shown
 from polyarr.ops import convolution as convs
 from polyarr.ops import pool as pools
@@ -69,6 +70,7 @@ def _spatial(x: Array, per_axis: Any) -> int:
     return len(per_axis) if isinstance(per_axis, (tuple, list)) else max(len(getattr(x, "shape", ())) - 2, 1)
 
 
+@explained
 def conv(
     x: Array,
     weight: Array,
@@ -121,6 +123,7 @@ def conv(
     return _called(convs.conv, x, axes, layout, weight, bias, activation=activation, precision=precision, **params)
 
 
+@explained
 def conv_transpose(
     x: Array,
     weight: Array,
@@ -173,6 +176,7 @@ def conv_transpose(
     return _called(convs.conv_transpose, x, axes, layout, weight, bias, groups=groups, precision=precision, **params)
 
 
+@explained
 def max_pool(
     x: Array,
     kernel: Any,
@@ -213,6 +217,7 @@ def max_pool(
     return _called(pools.max_pool, x, _spatial(x, kernel), layout, kernel=kernel, **params)
 
 
+@explained
 def mean_pool(
     x: Array,
     kernel: Any,
@@ -257,6 +262,7 @@ def mean_pool(
     return _called(pools.mean_pool, x, _spatial(x, kernel), layout, kernel=kernel, **params, **counted)
 
 
+@explained
 def adaptive_mean_pool(x: Array, shape: Any, *, layout: str = LAST) -> Array:
     """Return the means of a given number of windows, of lengths as equal as possible.
 
@@ -285,6 +291,7 @@ def adaptive_mean_pool(x: Array, shape: Any, *, layout: str = LAST) -> Array:
     return _called(pools.adaptive_mean_pool, x, _spatial(x, shape), layout, shape=shape)
 
 
+@explained
 def interpolate(
     x: Array,
     shape: Any = None,
