@@ -38,7 +38,7 @@ def test_what_to_write_instead_of_other_libraries_names_runs(code: str, on_numpy
         "b": pa.asarray([1.0, 2.0, 5.0]), "i": pa.asarray([0, 1]), "n": 4, "q": 0.5, "f": lambda x: pa.sum(x**2),
         "model": model, "optimizer": optimizer, "grads": grads, "state": optimizer.init(model),
         "z": pa.asarray([1j, -2.0]), "generator": pa.random.Generator(0),
-        "path": tmp_path / "weights.safetensors", "fan_in": 3, "fan_out": 2,
+        "path": tmp_path / "weights.safetensors", "fan_in": 3, "fan_out": 2, "pad_width": 1,
     }  # fmt: skip
     exec(code, given)
 
