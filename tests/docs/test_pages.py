@@ -3,6 +3,7 @@
 import re
 from operator import attrgetter
 
+import numpy as np
 import pytest
 
 import polyarr as pa
@@ -47,7 +48,10 @@ def test_train_your_own(folder):
 
 
 def test_debugging(folder):
-    _, table = follow(ROOT / "docs" / "debugging.md", folder)
+    _, table, found = follow(ROOT / "docs" / "debugging.md", folder)
+    first, gradients = found.splitlines()
+    assert first == "layers.0: nan or inf after finite numbers"
+    assert gradients == "Array(0., float32, 'numpy') layers.0.weight layers.0.bias layers.1.weight layers.1.bias"
     assert re.search(r"^linear +40 ", table, re.M), table
     assert "traceEvents" in (folder / "trace.json").read_text()
 
@@ -76,9 +80,34 @@ def test_train_on_several_devices(folder):
 
 
 def test_images(folder):
-    losses, classes, config = follow(ROOT / "docs" / "images.md", folder)
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cats/1", "cats/2", "dogs/1", "dogs/2"):
+        (folder / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        image.new("RGB", (40, 30), (255, 128, 0)).save(folder / "photos" / f"{name}.png")
+    state = {f"norm.{name}": pa.ones(8) for name in ("weight", "bias", "running_mean", "running_var")}
+    state |= {"conv.weight": pa.ones((8, 3, 3, 3)), "conv.bias": pa.ones(8), "norm.num_batches_tracked": pa.asarray(1)}
+    pa.save(folder / "net.safetensors", state)
+    losses, _, epochs, classes, config, shape = follow(ROOT / "docs" / "images.md", folder)
     assert float(losses.splitlines()[-1]) < float(losses.splitlines()[0]) and len(classes.split(",")) == 8
+    assert re.fullmatch(r"epoch 0: \d\.\d{3}\nepoch 1: \d\.\d{3}\n", epochs)
     assert config.startswith("ResNetConfig(blocks=(1, 1), bottleneck=False, num_classes=10")
+    assert shape == "(1, 2, 2, 8)\n"
+
+
+def test_rotated_images_are_those_of_numpy(on_numpy):
+    """By quarters of a turn; a half of a pixel away it is the mean of two."""
+    page = (ROOT / "docs" / "images.md").read_text()
+    (source,) = re.findall(r"^```python\n(def augmented.*?)^@pa", page, re.M | re.S)
+    names = {"pa": pa}
+    exec(source, names)
+    x = np.random.default_rng(0).random((2, 5, 5, 3), "float32")
+    found = names["rotated"](pa.asarray(x), pa.asarray([np.pi / 2, -np.pi / 2], dtype="float32"))
+    expected = np.stack([np.rot90(x[0]), np.rot90(x[1], -1)])
+    np.testing.assert_allclose(found.numpy()[:, 1:-1, 1:-1], expected[:, 1:-1, 1:-1], atol=1e-5)
+    rows, columns = np.indices((5, 5), "float32")
+    moved = names["sampled"](pa.asarray(x), *(pa.asarray(np.stack([a, a])) for a in (rows, columns + 0.5)))
+    padded = np.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0)))
+    np.testing.assert_allclose(moved.numpy(), (padded[:, :, :-1] + padded[:, :, 1:]) / 2, atol=1e-6)
 
 
 def test_the_backend_in_contributing():
