@@ -71,6 +71,22 @@ def test_what_to_write_for_an_activation_has_a_finite_gradient(name: str, on_num
     assert pa.all(pa.isfinite(found))
 
 
+def test_what_to_write_for_a_loss_or_metric_computes_what_pytorch_does(on_numpy) -> None:
+    """kl_div takes log-probabilities x and probabilities w, and some of these are 0."""
+    p = np.float32([[0.5, 0.25, 0.25], [0.0, 0.9, 0.1]])
+    given = {"x": np.log(np.float32([[0.2, 0.3, 0.5], [0.5, 0.25, 0.25]])), "w": p, "y": p[::-1]}
+    given |= {"i": np.int64([2, 1])}
+    code = names.HINTS["polyarr"]
+    found = {n: eval(code[n], {"pa": pa, **{k: pa.asarray(v.copy()) for k, v in given.items()}}).item() for n in
+             ("kl_div", "triplet_margin_loss", "accuracy")}  # fmt: skip
+    x, w, y = given["x"], given["w"], given["y"]
+    logs = np.log(np.where(w > 0, w, 1))
+    assert found["kl_div"] == pytest.approx(np.sum(w * (logs - x)) / 2, rel=1e-5)
+    near, far = (np.linalg.norm(x - other, axis=-1) for other in (y, w))
+    assert found["triplet_margin_loss"] == pytest.approx(np.mean(np.maximum(1 + near - far, 0)), rel=1e-5)
+    assert found["accuracy"] == 0.5
+
+
 def test_the_gradient_of_elu_is_that_of_its_formula(on_numpy) -> None:
     x = np.float32([-1.0, 0.0, 2.0])
     gradient = pa.grad(lambda x: pa.sum(eval(names.HINTS["polyarr"]["elu"], {"pa": pa, "x": x})))(pa.asarray(x))
@@ -84,6 +100,12 @@ def test_names_without_an_equivalent_say_what_to_do() -> None:
         pa.nn.ModuleList  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'LSTM': write a cell of Linear layers"):
         pa.nn.LSTM  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'Dropout2d': multiply x by pa\.nn\.Dropout\(rate\)"):
+        pa.nn.Dropout2d  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr.nn has no 'utils'; write pa\.optim\.clip_by_global_norm"):
+        pa.nn.utils  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^polyarr has no 'grid_sample': docs/images\.md"):
+        pa.grid_sample  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'StepLR': lr= may be a function of the step"):
         pa.optim.StepLR  # noqa: B018
     with pytest.raises(AttributeError, match=r"^polyarr.optim has no 'RAdam': take pa.optim.AdamW, or SGD, RMSprop"):

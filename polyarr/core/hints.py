@@ -101,8 +101,11 @@ _FUNCTIONS = {
     "pa.scatter": "index_copy put",
     "pa.scatter_add": "index_add segment_sum",
     "pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape))": "bincount",
-    "pa.max(pa.where(i == pa.arange(n)[:, None], x[:, 0], -pa.inf), axis=1)": "segment_max",
+    "pa.max(pa.where(i == pa.arange(n)[:, None], x[:, 0], -pa.inf), axis=1)": "scatter_max segment_max",
     "pa.min(pa.where(i == pa.arange(n)[:, None], x[:, 0], pa.inf), axis=1)": "segment_min",
+    "pa.scatter_add(pa.zeros(n), i, x[:, 0]) / pa.maximum(pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape)), 1)": (
+        "scatter_mean segment_mean"
+    ),
     "pa.diff(pa.searchsorted(pa.sort(a), b))  # b: the edges": "histc histogram",
     "x[x > 0]": "compress extract masked_select",
     "pa.stack(pa.nonzero(x), axis=-1)": "argwhere",
@@ -235,13 +238,20 @@ _FUNCTIONS = {
     "pa.vecdot(x, y) / pa.clip(pa.linalg.vector_norm(x, axis=-1) * pa.linalg.vector_norm(y, axis=-1), min=1e-8)": (
         "cosine_similarity"
     ),
-    "pa.cross_entropy": "nll_loss softmax_cross_entropy softmax_cross_entropy_with_integer_labels",
+    "pa.cross_entropy": "nll_loss softmax_cross_entropy_with_integer_labels",
+    "-pa.mean(pa.sum(w * pa.log_softmax(x, axis=-1), axis=-1))": "safe_softmax_cross_entropy softmax_cross_entropy",
     "pa.mse": "mse_loss squared_error",
     "pa.mean(pa.abs(x - y))": "l1_loss",
     "pa.mean(pa.logaddexp(x, 0) - x * w)": "binary_cross_entropy_with_logits sigmoid_binary_cross_entropy",
     "-pa.mean(y * pa.log(w) + (1 - y) * pa.log(1 - w))": "binary_cross_entropy",
     "pa.mean(pa.where(pa.abs(x - y) < 1, (x - y) ** 2 / 2, pa.abs(x - y) - 0.5))": "huber_loss smooth_l1_loss",
-    "pa.sum(pa.exp(y) * (y - x))": "kl_div",
+    "pa.sum(pa.special.xlogy(w, w) - w * x) / x.shape[0]  # w: probabilities, x: log-probabilities": (
+        "kl_div kl_divergence"
+    ),
+    "pa.mean(pa.maximum(1 + pa.linalg.vector_norm(x - y, axis=-1) - pa.linalg.vector_norm(x - w, axis=-1), 0))": (
+        "triplet_loss triplet_margin_loss"
+    ),
+    "pa.mean((pa.argmax(x, axis=-1) == i).astype(pa.float32))": "accuracy",
     # random numbers
     "pa.random.bernoulli": "bernoulli",
     "pa.random.choice_from_logits": "categorical multinomial",
@@ -331,22 +341,23 @@ _ARRAY = {  # attributes and methods
 _NN = {
     "pa": "F functional",
     "pa.nn.AdaptiveMeanPool": "AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d",
-    "pa.nn.BatchNorm": "BatchNorm1d BatchNorm2d BatchNorm3d",
-    "pa.nn.Conv2d": "Conv",
-    "pa.nn.ConvTranspose2d": "ConvTranspose",
-    "pa.nn.Dropout": "Dropout1d Dropout2d Dropout3d",
+    "pa.nn.BatchNorm": "BatchNormalization BatchNorm1d BatchNorm2d BatchNorm3d",
+    "pa.nn.Conv2d": "Conv Conv2D",
+    "pa.nn.ConvTranspose2d": "Conv2DTranspose ConvTranspose",
     "pa.nn.Embedding": "Embed",
     "pa.nn.InstanceNorm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d",
     "pa.nn.Linear": "Dense",
-    "pa.nn.MaxPool": "MaxPool1d MaxPool2d MaxPool3d",
-    "pa.nn.MeanPool": "AvgPool1d AvgPool2d AvgPool3d",
+    "pa.nn.LayerNorm": "LayerNormalization",
+    "pa.nn.MaxPool": "MaxPooling2D MaxPool1d MaxPool2d MaxPool3d",
+    "pa.nn.MeanPool": "AveragePooling2D AvgPool1d AvgPool2d AvgPool3d",
     "pa.nn.MultiHeadAttention": "MultiHeadDotProductAttention MultiheadAttention",
     "pa.nn.PositionalEncoding": "SinusoidalPositionalEncoding",
     "pa.nn.TransformerBlock": "TransformerDecoderLayer TransformerEncoderLayer",
+    "[pa.nn.TransformerBlock(8, 2) for _ in range(4)]": "TransformerEncoder",
     "pa.nn.quantized": "quantize",
     "pa.nn.rotary": "RoPE",
     "pa.nn.SiLU": "Swish",
-    "pa.interpolate": "Upsample UpsamplingBilinear2d",
+    "pa.interpolate": "UpSampling2D Upsample UpsamplingBilinear2d",
     "pa.nn.normal(0.02)": "initializers",
     "pa.cross_entropy": "CrossEntropyLoss NLLLoss",
     "pa.mse": "MSELoss",
@@ -357,7 +368,10 @@ _NN = {
     "pa.softmax": "Softmax",
     "pa.log_softmax": "LogSoftmax",
     "pa.tanh": "Tanh",
-    "pa.reshape": "Flatten Unflatten",
+    "lambda x: pa.reshape(x, (x.shape[0], -1))": "Flatten",
+    "lambda x: pa.mean(x, axis=(1, 2))": "GlobalAveragePooling2D",
+    "pa.concat([x, y], axis=-1)": "Concatenate",
+    "pa.reshape": "Unflatten",
     "pa.permute_dims  # between two calls of pa.reshape": "PixelShuffle",
     "lambda x: x": "Identity Lambda",
     "lambda x, y: x * pa.sigmoid(y)": "GLU",
@@ -367,6 +381,8 @@ _NN = {
     'pa.pad(x, pad_width, mode="edge")': "ReplicationPad1d ReplicationPad2d",
     "lambda x: pa.logaddexp(x, 0)": "Softplus",
     "lambda x: pa.where(x > 0, x, 0.01 * x)": "LeakyReLU",
+    "lambda x: pa.where(x > 0, x, w * x)  # w: an attribute of the Module": "PReLU",
+    "pa.optim.clip_by_global_norm  # for clip_grad_norm_": "utils",
     "lambda x: pa.where(x > 0, x, pa.expm1(pa.clip(x, max=0)))": "ELU",
 }
 _MODULE = {  # methods of Modules
@@ -412,7 +428,7 @@ _OPTIM = {
     "pa.optim.SGD": "momentum sgd",
     "pa.optim.accumulate": "MultiSteps",
     "pa.optim.clip_by_global_norm": "clip_grad_norm clip_grad_norm_",
-    "pa.tree.map(lambda g: pa.clip(g, min=-1, max=1), grads)": "clip_grad_value_",
+    "pa.tree.map(lambda g: pa.clip(g, min=-1, max=1), grads)": "clip clip_by_value clip_grad_value_",
     "pa.optim.constant": "ConstantLR constant_schedule",
     "pa.optim.warmup_cosine": """CosineAnnealingLR OneCycleLR cosine_decay cosine_decay_schedule
         cosine_onecycle_schedule lr_scheduler warmup_cosine_decay_schedule""",
@@ -485,7 +501,12 @@ _INSTEAD = {
     "arrays that are not trained go into a Module of their own whose class has is_state = frozen = True": (
         "Buffer register_buffer"
     ),
-    "write a cell of Linear layers, and pa.scan over time": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
+    "write a cell of Linear layers and pa.scan, as in docs/transforms.md": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
+    "multiply x by pa.nn.Dropout(rate)(pa.ones((batch, 1, 1, channels))), which drops whole channels": """Dropout1d
+        Dropout2d Dropout3d SpatialDropout2D dropout1d dropout2d dropout3d""",
+    "multiply the branch by pa.nn.Dropout(rate)(pa.ones((batch, 1, 1, 1)))": "DropPath StochasticDepth drop_path",
+    "docs/images.md flips, crops and interpolates": "affine_grid grid_sample map_coordinates rotate transforms",
+    "docs/debugging.md says how to find the first nan": "debug_nans detect_anomaly set_detect_anomaly",
     "a device is a backend: pa.set_backend('opencl'), and polyarr devices lists them": "cuda mps xpu",
     "take rows by x[indices], with indices of pa.random.permutation(len(x))": """DataLoader Dataset TensorDataset
         RandomSampler utils""",
@@ -535,7 +556,6 @@ _INSTEAD_IN_COMPILE = {
 _IN_LINALG = """cholesky cross det eig eigh eigvals eigvalsh inv matrix_norm matrix_power matrix_rank pinv qr slogdet
 solve svd svdvals trace vector_norm"""
 _IN_FFT = "fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
-
 _IN_SPECIAL = """beta betaln digamma entr erfc erfcinv erfcx erfinv expit gamma gammaln i0 i0e i1 i1e kl_div log_ndtr
 logit ndtr ndtri polygamma psi rel_entr sinc xlog1py xlogy zeta"""
 
@@ -548,7 +568,9 @@ def _as_layers() -> dict[str, str]:
     """Return layers of PyTorch without parameters, as functions of x that _FUNCTIONS has."""
     functions = _by_name(_FUNCTIONS)
     names = "CELU Hardsigmoid Hardswish Hardtanh LogSigmoid Mish ReLU6 SELU Softmin Softsign".split()
-    losses = {"BCELoss": "binary_cross_entropy", "KLDivLoss": "kl_div", "CosineSimilarity": "cosine_similarity"}
+    losses = {
+        "BCELoss": "binary_cross_entropy", "KLDivLoss": "kl_div", "CosineSimilarity": "cosine_similarity",
+        "TripletMarginLoss": "triplet_margin_loss"}  # fmt: skip
     return {n: f"lambda x: {functions[n.lower()]}" for n in names} | {n: functions[f] for n, f in losses.items()}
 
 
