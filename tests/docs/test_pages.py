@@ -44,6 +44,7 @@ def test_train_your_own(folder):
     assert len(found[2]) > 200 < len(found[3]) and found[2] != found[3] and "loss" in found[1]
     assert "ROMEO: B" in found[5]  # what the text begins with, too
     assert 0 < float(re.search(r"^loss ([\d.]+)$", found[6], re.M)[1]) < 2.5
+    assert found[7] == "59 61\n"
     assert {path.name for path in (folder / "runs" / "first").iterdir()} >= {"best.safetensors", "loss.png"}
 
 
