@@ -74,6 +74,7 @@ _INSTEAD = {
     "write pa.mean or pa.sum of the losses": "reduction",
     "write pa.where((i != 0)[..., None], emb(i), 0), or mask the loss": "padding_idx",
     "write pa.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 'reflect') before": "padding_mode",
+    "write model.with_arrays(named) for a part of the arrays": "strict",
     "leave it out: the batch is the first axis": "batch_first",
     "leave it out: use pa.random.drawing_from(generator)": "generator key rng rngs",
     "leave it out: the order of the products is chosen": "optimize",

@@ -10,7 +10,7 @@ from polyarr import creation, ops, tree
 from polyarr.core.array import Array, spec_of
 from polyarr.core.backend import Backend
 from polyarr.core.errors import DtypeError, ShapeError
-from polyarr.core.keywords import FOREIGN, refuse_foreign
+from polyarr.core.keywords import FOREIGN, explained, refuse_foreign
 from polyarr.core.names import answer_attribute
 from polyarr.core.spec import FLOATS, Spec, as_dtype, described
 
@@ -121,6 +121,7 @@ class Module(tree.Versioned):
         """Return named_parameters(), which load_parameters takes."""
         return self.named_parameters()
 
+    @explained
     def load_parameters(self, named: Mapping[str, Any]) -> Self:
         """Replace every array, in place, by the array of its dotted name.
 
@@ -143,10 +144,14 @@ class Module(tree.Versioned):
         if own.keys() != named.keys():
             missing, unknown = [n for n in own if n not in named], [n for n in named if n not in own]
             wrong = "; ".join(_listed("missing", missing) + _listed("unknown", unknown))
-            raise ValueError(f"load_parameters: {wrong}; the names must be those of named_parameters()")
+            foreign = any(name.endswith("running_mean") for name in unknown)
+            instead = "; docs/images.md converts a state_dict of PyTorch" if foreign else ""
+            raise ValueError(f"load_parameters: {wrong}; the names must be those of named_parameters(){instead}")
         for name, leaf in own.items():
-            if tuple(named[name].shape) != leaf.shape:
-                raise ShapeError(f"load_parameters: {name} is {list(named[name].shape)}; it must be {list(leaf.shape)}")
+            if (shape := tuple(named[name].shape)) != leaf.shape:
+                is_moved = len(shape) > 2 and (shape[0], *shape[2:], shape[1]) == leaf.shape
+                instead = "; move PyTorch's axis 1, the channels, to the end" if is_moved else ""
+                raise ShapeError(f"load_parameters: {name} is {list(shape)}; it must be {list(leaf.shape)}{instead}")
         found = {name: _like(leaf, named[name]) for name, leaf in own.items()}
         _assign(self, (), found)
         return self

@@ -144,6 +144,20 @@ def test_load_parameters_names_what_does_not_fit_and_changes_nothing():
     assert same(model, before)
 
 
+def test_a_state_dict_of_pytorch_leads_to_what_to_convert(on_numpy):
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm(4))
+    own = model.state_dict()
+    named = {name.replace("statistics.mean", "running_mean"): array for name, array in own.items()}
+    with pytest.raises(ValueError, match=r"named_parameters\(\); docs/images\.md converts a state_dict of PyTorch$"):
+        model.load_parameters(named)
+    with pytest.raises(ShapeError, match=r"is \[4, 2, 3, 3\]; it must be \[4, 3, 3, 2\]; move PyTorch's axis 1, the "):
+        model.load_parameters(own | {"layers.0.weight": np.ones((4, 2, 3, 3), "float32")})
+    with pytest.raises(ShapeError, match=r"is \[4, 2, 3, 5\]; it must be \[4, 3, 3, 2\]$"):
+        model.load_parameters(own | {"layers.0.weight": np.ones((4, 2, 3, 5), "float32")})
+    with pytest.raises(TypeError, match=r"^load_parameters: unknown argument strict \(write model\.with_arrays"):
+        model.load_parameters({}, strict=False)
+
+
 # ---- layers --------------------------------------------------------------------------------------------------
 
 
