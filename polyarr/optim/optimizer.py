@@ -134,7 +134,8 @@ class Optimizer:
         lr: Learning rate: a number, or a schedule from the number of steps done to a number.
         weight_decay: Rate at which the arrays that `decays` chooses shrink.
         clip: Largest global norm of the gradients; larger gradients are scaled down to it. None for no limit.
-        decays: Function of dotted name and array that returns whether weight decay applies.
+        decays: Function of dotted name and array that returns whether weight decay applies; by default it does to
+            arrays of two axes or more, and not to biases and weights of norms.
         loss_scale: LossScale for gradients of float16, or None.
 
     Raises:
