@@ -125,11 +125,18 @@ def restore(before: list[tuple[Any, Any]]) -> None:
 def _attributes_key(tree: Any, found: dict[Any, Any]) -> tuple:
     """Return the key of a container's attributes that are not children, such as a Module's dropout rate."""
     own = getattr(tree, "__dict__", {})
-    return tuple([
-        (name, type(value), value if type(value) in PLAIN_TYPES else _constant_key(value))
-        for name, value in own.items()
-        if name not in found
-    ])  # fmt: skip
+    try:
+        return tuple([
+            (name, type(value), value if type(value) in PLAIN_TYPES else _constant_key(value))
+            for name, value in own.items()
+            if name not in found
+        ])  # fmt: skip
+    except CaptureError:
+        for name, value in own.items():
+            if isinstance(value, np.ndarray):
+                required = "it must be a polyarr array; if it is not trained, in a Module with is_state = frozen = True"
+                raise CaptureError(f"compile: {type(tree).__name__}.{name} is a numpy.ndarray; {required}") from None
+        raise
 
 
 def _constant_key(value: Any) -> Any:

@@ -502,6 +502,10 @@ def test_what_cannot_be_compiled():
         pa.compile(lambda x: x, donate="y")
     with pytest.raises(pa.CaptureError, match=r"an argument is a numpy.ndarray; it must be a polyarr array"):
         pa.compile(lambda x: x)(np.ones(3))
+    model = nn.Linear(2, 2)
+    model.table = np.ones(2)
+    with pytest.raises(pa.CaptureError, match=r"^compile: Linear\.table is a numpy.ndarray; it must be a polyarr"):
+        pa.compile(model)(pa.ones(2))
 
 
 def test_the_page_shows_what_runs(on_numpy):
