@@ -208,6 +208,8 @@ def test_warmup_linear_goes_up_then_down_in_lines():
     lr = optim.warmup_linear(1.0, 3, 7, min_lr=0.2)
     assert [lr(i) for i in range(9)] == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
     assert optim.warmup_linear(1.0, 3, 7) != optim.warmup_cosine(1.0, 3, 7)
+    with pytest.raises(TypeError, match=r"^warmup_linear\.__init__\(\) missing 1 required positional argument"):
+        optim.warmup_linear(1.0, steps=7)
 
 
 def test_the_schedule_decides_the_step():

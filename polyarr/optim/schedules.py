@@ -52,6 +52,7 @@ class _Warmup:
         raise TypeError(f"{type(self).__name__} is no schedule; take warmup_cosine or warmup_linear")
 
 
+@dataclass(frozen=True)
 class warmup_cosine(_Warmup):  # noqa: N801
     """Schedule that rises linearly to lr in `warmup` steps, then falls along half a cosine to min_lr at `steps`.
 
@@ -72,6 +73,7 @@ class warmup_cosine(_Warmup):  # noqa: N801
         return 0.5 * (1 + math.cos(math.pi * progress))
 
 
+@dataclass(frozen=True)
 class warmup_linear(_Warmup):  # noqa: N801
     """Schedule that rises linearly to lr in `warmup` steps, then falls linearly to min_lr at `steps`.
 
