@@ -42,6 +42,10 @@ CLASSES = {
     "nn.Linear(3, 4, device='cuda')": "unknown argument device (leave it out: it computes where its arrays are, ",
     "nn.Embedding(3, 4, padding_idx=0)": "unknown argument padding_idx (write pa.where((i != 0)[..., None], emb(i), 0)",
     "nn.Conv2d(3, 4, 3, padding_mode='reflect')": "unknown argument padding_mode (write pa.pad(x, ",
+    "nn.MultiHeadAttention(4, 2)(pa.ones((1, 3, 4)), key_padding_mask=None)": (
+        "unknown argument key_padding_mask (write mask=~pad[:, None, None, :]); it takes MultiHeadAttention(x, mask="
+    ),
+    "nn.Linear(3, 4).load_parameters({}, strict=False)": "unknown argument strict (write model.with_arrays(named) for ",
     "optim.Adam(learning_rate=0.1)": "unknown argument learning_rate (write lr); it takes lr, weight_decay, ",
     "optim.SGD(params=x, lr=0.1)": "unknown argument params (the model is given to init(model)); ",
 }
@@ -49,7 +53,7 @@ CLASSES = {
 
 @pytest.mark.parametrize("call", [*OPS, *CLASSES])
 def test_a_keyword_of_another_library_leads_to_what_to_write(call, on_numpy):
-    name = call.partition("(")[0].rpartition(".")[2]
+    name = "load_parameters" if ".load_parameters(" in call else call.partition("(")[0].rpartition(".")[2]
     given = {"pa": pa, "nn": nn, "optim": optim, "x": pa.ones((2, 3))}
     with pytest.raises(TypeError) as caught:
         eval(call if call in CLASSES else f"pa.{call}", given)

@@ -28,7 +28,7 @@ _NAMES = {
     "k": "diagonal offset",
     "shift": "shifts",
     "indices_or_sections": "chunks sections split_size split_size_or_sections",
-    "mask": "attention_mask attn_mask bias key_padding_mask",
+    "mask": "attention_mask attn_mask bias",
     "causal": "is_causal",
     "dropout_rate rate drop_rate": "dropout dropout_p p rate",
     "bias": "use_bias",
@@ -74,6 +74,7 @@ _INSTEAD = {
     "write pa.mean or pa.sum of the losses": "reduction",
     "write pa.where((i != 0)[..., None], emb(i), 0), or mask the loss": "padding_idx",
     "write pa.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 'reflect') before": "padding_mode",
+    "write mask=~pad[:, None, None, :]": "key_padding_mask src_key_padding_mask",
     "write model.with_arrays(named) for a part of the arrays": "strict",
     "leave it out: the batch is the first axis": "batch_first",
     "leave it out: use pa.random.drawing_from(generator)": "generator key rng rngs",
@@ -134,5 +135,6 @@ def _misfit(fn: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any
     unknown = [f"{name}{instead_of(name, known)}" for name in params if name not in known]
     found = [f"missing {', '.join(missing)}"] if missing else []
     found += [f"unknown argument {', '.join(unknown)}"] if unknown else []
-    name = fn.__name__
-    return f"{name}: {', '.join(found) or 'too many arguments'}; it takes {name}{inspect.Signature(taken)}"
+    shown = [p for p in taken if p.name != "self"]
+    name = fn.__qualname__.removesuffix(".__call__") if fn.__name__ == "__call__" else fn.__name__
+    return f"{name}: {', '.join(found) or 'too many arguments'}; it takes {name}{inspect.Signature(shown)}"

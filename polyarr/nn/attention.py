@@ -5,6 +5,7 @@ import math
 from polyarr import ops, random
 from polyarr.core.array import Array
 from polyarr.core.errors import ShapeError
+from polyarr.core.keywords import explained
 from polyarr.core.spec import bfloat16, float16, float32, int32
 from polyarr.core.spec import bool as bool_
 from polyarr.nn.init import Initializer, constant
@@ -216,6 +217,7 @@ class MultiHeadAttention(Module):
         like = self.qkv.weight if like is None else like
         return KeyValueCache(batch, self.n_kv_heads, size, self.head_size, like)
 
+    @explained
     def __call__(
         self,
         x: Array,
