@@ -118,12 +118,15 @@ def test_losses_over_many_rows(backend: Backend) -> None:
     agree("reduction", ops.global_norm([pa.full((LENGTH,), 0.1)] * 3), np.sqrt(3 * LENGTH) * TENTH)
 
 
+@pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_infinity_among_many_stays_one(backend: Backend, dtype: str) -> None:
-    """Compensated summation must not compute infinity minus infinity."""
+def test_an_infinity_among_many_stays_one(backend: Backend, dtype: str, overflow: bool) -> None:
+    """Compensated summation must not compute infinity minus infinity, whether an element or a sum is infinite."""
     n, columns = 5000, 3
     host = np.ones((n, columns), dtype)
     host[n // 2, 1] = np.inf
+    if overflow:
+        host[[n // 4, n // 2], 1] = np.finfo(dtype).max
     updates, at = pa.asarray(host), pa.zeros((n,), dtype="int64")
     expected = np.asarray([n, np.inf, n])
     x, bias = pa.zeros((n, columns), dtype=dtype), pa.ones((columns,), dtype=dtype)
@@ -137,7 +140,8 @@ def test_an_infinity_among_many_stays_one(backend: Backend, dtype: str) -> None:
         "linear": weighed(lambda b: ops.linear(x, weight, b, activation="relu")),
         "layer_norm": weighed(lambda b: ops.layer_norm(x, bias, b)),
         "cumulative_sum": ops.cumulative_sum(updates, axis=0)[-1],
-        "matrix product": ops.reshape(pa.ones((1, n), dtype=dtype) @ updates, shape=(columns,)),
+        "matrix product": pa.ones((1, n), dtype=dtype) @ updates,
+        "linear, few rows": ops.linear(pa.ones((1, n), dtype=dtype), pa.asarray(host.T.copy())),
         "sum": ops.sum(updates, axis=0),
     }
     for name, got in found.items():
