@@ -69,6 +69,8 @@ def divide(x, y):
 def floor_divide(x, y):
     """Return x / y, rounded toward minus infinity. An integer divided by zero is 0.
 
+    An infinite x stays infinite, as the array API standard has it; in NumPy, PyTorch and JAX it becomes nan.
+
     >>> pa.floor_divide(pa.asarray([7, -7]), 2)
     Array([ 3, -4], int64, 'numpy')
 
@@ -89,6 +91,8 @@ def remainder(x, y):
 def maximum(x, y):
     """Return the larger of x and y, element by element; nan if either is nan.
 
+    0.0 and -0.0 are equal: which of the two is returned differs between backends and devices.
+
     >>> pa.maximum(pa.asarray([1.0, 5.0]), 3)
     Array([3., 5.], float32, 'numpy')
 
@@ -99,6 +103,8 @@ def maximum(x, y):
 @elementwise("real", widen=False)
 def minimum(x, y):
     """Return the smaller of x and y, element by element; nan if either is nan.
+
+    0.0 and -0.0 are equal: which of the two is returned differs between backends and devices.
 
     >>> pa.minimum(pa.asarray([1.0, 5.0]), 3)
     Array([1., 3.], float32, 'numpy')
@@ -416,7 +422,7 @@ def clip(x, min=None, max=None):
         >>> pa.clip(pa.asarray([-2.0, 0.5, 7.0]), 0, 1)
         Array([0. , 0.5, 1. ], float32, 'numpy')
 
-    Gradients: x (1 within the closed interval, 0 outside), min and max (where they replace x)
+    Gradients: x (1 within the closed interval and at nan, 0 outside), min and max (where they replace x)
 
     Source: array API standard 2025.12
     """

@@ -483,7 +483,8 @@ def _repeated(q: Spec_, k: Spec_) -> str:
 def attention(q, k, v, mask=None, key=0, counter=0, *, causal=False, scale=None, dropout_rate=0.0, precision=None):
     """Return scaled dot-product attention: softmax(q k^T * scale + mask) v.
 
-    A query that may attend to no key gives zeros.
+    A query that may attend to no key gives zeros. Masked keys and values must be finite, too: their weight is 0, and 0
+    times nan or infinity may be nan.
 
     Args:
         q: Floating-point array (..., t, d): queries.

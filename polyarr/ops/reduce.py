@@ -500,7 +500,7 @@ def logsumexp(x, *, axis=None, keepdims=False):
         >>> pa.logsumexp(pa.asarray([[1000.0, 1000.0]]), axis=1)
         Array([1000.6932], float32, 'numpy')
 
-    Gradients: x
+    Gradients: x; 0 where all elements are -inf
     """
     axes = axes_of("logsumexp", x, axis)
     top = max(x, axis=axes, keepdims=True)
