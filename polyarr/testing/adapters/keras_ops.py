@@ -133,8 +133,10 @@ def moved(function: Callable) -> Callable:
     return lambda x, *, axis, **params: K.moveaxis(function(K.moveaxis(x, axis, -1), **params), -1, axis)
 
 
-def pad(x: Any, *, pad_width: Any, constant_values: Any) -> Any:
+def pad(x: Any, *, pad_width: Any, mode: str, constant_values: Any) -> Any:
     """Return x padded; one pair for all axes, which Keras takes on JAX, it does not take on its other backends."""
+    if mode != "constant":
+        raise Absent
     widths = np.broadcast_to(pad_width, (x.ndim, 2)).tolist()
     return K.pad(x, widths, constant_values=constant_values) if x.ndim else x
 

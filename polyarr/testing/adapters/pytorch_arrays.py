@@ -125,7 +125,10 @@ def expand_dims(x: Tensor, *, axis: Any) -> Tensor:
     return x
 
 
-def pad(x: Tensor, *, pad_width: Any, constant_values: Any) -> Tensor:
+def pad(x: Tensor, *, pad_width: Any, mode: str, constant_values: Any) -> Tensor:
+    """Return x padded; PyTorch continues the last axes of some numbers of axes only."""
+    if mode != "constant":
+        raise Absent
     widths = np.broadcast_to(pad_width, (x.ndim, 2))[::-1].reshape(-1).tolist()
     return F.pad(x, widths, value=constant_values) if x.ndim else x.clone()
 

@@ -110,6 +110,10 @@ def slice_(x: Any, starts: tuple, *, steps: tuple, shape: tuple) -> Any:
     return x[tuple(slices)]
 
 
+def pad(x: Any, *, pad_width: Any, mode: str, constant_values: Any) -> Any:
+    return jnp.pad(x, pad_width, mode, **{"constant_values": constant_values} if mode == "constant" else {})
+
+
 def slice_update(x: Any, value: Any, starts: tuple, *, steps: tuple) -> Any:
     shape = value.shape
     at = [start + step * np.arange(n) for start, step, n in zip(starts, steps, shape, strict=True)]
@@ -253,7 +257,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moveaxis": lambda x, *, source, destination: jnp.moveaxis(x, source, destination),
     "unstack": lambda x, *, axis: jnp.unstack(x, axis=axis),
     "split": lambda x, *, indices_or_sections, axis: jnp.split(x, indices_or_sections, axis),
-    "pad": lambda x, *, pad_width, constant_values: jnp.pad(x, pad_width, constant_values=constant_values),
+    "pad": pad,
     "roll": lambda x, *, shift, axis: jnp.roll(x, shift, axis),
     "tile": lambda x, *, repetitions: jnp.tile(x, repetitions),
     "repeat": lambda x, *, repeats, axis: jnp.repeat(x, repeats, axis), "tril": lambda x, *, k: jnp.tril(x, k),

@@ -134,6 +134,20 @@ def _cuts(shape: tuple) -> SearchStrategy:
     return one_axis(shape).flatmap(memoized(along))
 
 
+def _paddings(shape: tuple) -> SearchStrategy:
+    """Return the strategy for pads: with a constant, or, if there are elements, with those of the array."""
+    widths, modes = st.sampled_from(((1, 2), (0, 0), (3, 0))), ("wrap", "edge", "reflect", "symmetric")
+    constant = {"mode": st.just("constant"), "constant_values": st.sampled_from((1, 0))}
+    continued = {"mode": st.sampled_from(modes), "constant_values": st.just(0)}
+    kinds = (constant, continued) if all(shape) else (constant,)
+    return st.one_of(*(st.fixed_dictionaries({"pad_width": widths, **kind}) for kind in kinds))
+
+
+def _padded(x: np.ndarray, *, pad_width: tuple[int, int], mode: str, constant_values: int) -> np.ndarray:
+    value = {"constant_values": constant_values} if mode == "constant" else {}
+    return np.pad(x, [pad_width] * x.ndim, mode, **value) if x.ndim else x  # type: ignore[call-overload]
+
+
 def _new_axes(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
     """Draw two positions among the axes of a result with two more axes, one of them counted from the end."""
     n = len(shape) + 2
@@ -173,14 +187,7 @@ _moving(
     _cuts,
     lambda x, *, indices_or_sections, axis: np.split(x, indices_or_sections, axis),
 )
-_moving(
-    ops.pad,
-    SHAPES,
-    fixed(pad_width=st.sampled_from(((1, 2), (0, 0), (3, 0))), constant_values=st.sampled_from((1, 0))),
-    lambda x, *, pad_width, constant_values: (
-        np.pad(x, [pad_width] * x.ndim, constant_values=constant_values) if x.ndim else x
-    ),
-)
+_moving(ops.pad, SHAPES, _paddings, _padded)
 _moving(
     ops.roll,
     LONG,
