@@ -38,6 +38,7 @@ READS = {  # methods of Array -> how they are called
     "__reduce__": "pickle", "__repr__": "repr()", "__round__": "round()", "item": "item()", "numpy": "numpy()",
     "tolist": "tolist()",
 }  # fmt: skip
+EXPLAINED = creation.asarray.__code__  # that of every function with this decorator
 _SKIPPED = (f"{PACKAGE}/", f"{Path(np.__file__).parent}/", contextlib.__file__)
 _ASSERTS = re.compile(r"_*(xp_)?assert")
 
@@ -180,7 +181,9 @@ def _add(call: str, leaves: str, *recorders: _Recorder) -> None:
     entry: tuple[str, ...] = ()
     through = ""
     while frame is not None and frame.f_code.co_filename.startswith(_SKIPPED):
-        if frame.f_code.co_filename.startswith(PACKAGE):
+        if frame.f_code is EXPLAINED:
+            pass  # around the function
+        elif frame.f_code.co_filename.startswith(PACKAGE):
             entry = frame.f_globals["__name__"], frame.f_code.co_name
         else:
             through = frame.f_code.co_name
