@@ -12,7 +12,7 @@ typedef PASTE(ACC, WIDE) Lanes;
 // Kahan's compensated addition; a sum that is not finite has lost nothing.
 static inline void add_part(Lanes *total, Lanes *lost, Lanes part) {
     const Lanes added = part - *lost, next = *total + added, error = (next - *total) - added;
-    *lost = error - error == (Lanes)(0) ? error : (Lanes)(0);
+    *lost = next - next == (Lanes)(0) ? error : (Lanes)(0);
     *total = next;
 }
 

@@ -56,13 +56,13 @@ static inline void note_fault(FAULT, long index, long limit) {
 // Note that a matrix has no result; `message` is the number of the error's message.
 static inline void note_matrix(FAULT, int message) { note_fault(fault, call, message, -1); }
 
-// SUM += V with Kahan's compensated summation; LOST holds the rounding error, 0 at first. If the error is infinite or
-// nan, because the sum is, it is taken as 0: the difference of two infinities is nan.
+// SUM += V with Kahan's compensated summation; LOST holds the rounding error, 0 at first. If the sum is infinite or nan,
+// the error is taken as 0: the difference of two infinities is nan.
 #define KAHAN_ADD(TYPE, SUM, LOST, V) { \
         const TYPE added = (V) - (LOST); \
         const TYPE next = (SUM) + added; \
         const TYPE error = (next - (SUM)) - added; \
-        (LOST) = error - error == 0 ? error : 0; \
+        (LOST) = next - next == 0 ? error : 0; \
         (SUM) = next; \
     }
 
