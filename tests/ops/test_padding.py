@@ -1,4 +1,4 @@
-"""What pad puts around an array, beside NumPy."""
+"""Padding: values beside those of NumPy, gradients, and wrong modes."""
 
 import numpy as np
 import pytest
