@@ -18,7 +18,7 @@ from polyarr.core.errors import CaptureError
 
 PACKAGE = str(Path(__file__).parents[1])
 # Modules whose frames are skipped: a step is attributed to the line that called into them.
-_INTERNAL = ("core/", "ops/", "capture/", "batching/", "autograd", "creation", "optim", "random")
+_INTERNAL = ("core/", "ops/", "capture/", "batching/", "autograd", "creation", "linalg", "optim", "random")
 _INSIDE = tuple(f"{PACKAGE}/{part}" for part in _INTERNAL)
 
 

@@ -148,7 +148,8 @@ def test_a_thread_that_ends_without_a_read_is_reported(x, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(str(args.exc_value)))
     elsewhere(lambda: take(x, BAD) is None)
     assert elsewhere((x + 1).numpy).tolist() == [2, 3, 4]
-    assert reported == [f"{MESSAGE}; nothing was read after the call"]
+    line = take.__code__.co_firstlineno + 1
+    assert reported == [f"take: {MESSAGE}; called at {__file__}:{line}; nothing was read after the call"]
 
 
 @pytest.mark.polyarr_backend("opencl")
@@ -172,7 +173,8 @@ def test_a_process_that_ends_without_a_read_says_so():
         "x = pa.ops.take(pa.asarray([1.0, 2.0, 3.0]), pa.asarray([0, 7]), axis=0)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert found.returncode == 0 and f"IndexError: {MESSAGE}; nothing was read" in found.stderr
+    told = f"IndexError: take: {MESSAGE}; called at <string>:2; nothing was read"
+    assert found.returncode == 0 and told in found.stderr
 
 
 def test_a_new_thread_has_the_default_backend_unless_it_runs_in_the_context(on_numpy: Backend) -> None:

@@ -12,7 +12,7 @@ from polyarr.core.spec import Spec
 
 def cache_update(device: Device, out: Spec, cache: Buffer, k: Buffer, v: Buffer, positions: Buffer) -> Buffer:
     """Return a copy of the cache with k and v at the positions; a replay that may overwrite it copies nothing."""
-    fault, positions = device.faults.call(), dense(device, positions)
+    fault, positions = device.faults.call("cache_update"), dense(device, positions)
     result = duplicate(device, cache)
     _, cache_rows, heads, size, width = out.shape
     if not k.size:

@@ -93,7 +93,7 @@ def _start(device: Device, number: Buffer, length: int, step: int, count: int, s
     if number.dtype not in (int32, int64):
         number = astype(device, Spec((), int64), number, dtype=int64)
     reach = (count - 1) * step
-    return Start(number, max(0, -reach), length - 1 - max(0, reach), length, strides, device.faults.call())
+    return Start(number, max(0, -reach), length - 1 - max(0, reach), length, strides, device.faults.call("slice"))
 
 
 def concat(device: Device, out: Spec, arrays: tuple[Buffer, ...], *, axis: int) -> Buffer:

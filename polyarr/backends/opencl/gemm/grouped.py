@@ -48,7 +48,7 @@ def _launched(
     device: Device, out: Spec, sizes: tuple[int, ...], weight: Quantized | None, *inputs: Buffer
 ) -> Buffer:
     """Launch the kernel of a weight; the last of the inputs are the groups."""
-    fault = device.faults.call()
+    fault = device.faults.call("grouped_linear" if weight is None else "quantized_grouped_linear")
     inputs, y = tuple(dense(device, a) for a in inputs), device.empty(out)
     if out.size:
         plan = device.plans[_plan](out.dtype, inputs[-1].dtype, sizes, weight)

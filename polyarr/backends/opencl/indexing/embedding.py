@@ -10,14 +10,14 @@ from polyarr.core.spec import Spec
 
 def forward(device: Device, out: Spec, weight: Buffer, indices: Buffer) -> tuple[Buffer, None]:
     """Return the rows of weight at these indices."""
-    return index.take(device, out, weight, indices, axis=0), None
+    return index.take(device, out, weight, indices, axis=0, op="embedding"), None
 
 
 def backward(
     device: Device, g: Buffer, saved: None, weight: Buffer, indices: Buffer, *, wanted: tuple[bool, bool]
 ) -> tuple[Buffer, None]:
     """Compute dweight[v], the sum of g over the positions whose index is v."""
-    fault = device.faults.call()
+    fault = device.faults.call("embedding")
     dweight = launch(device, spec_of(weight), 0)
     segments.add(device, fault, dweight, dense(device, g), dense(device, indices), axis=0)
     return dweight, None

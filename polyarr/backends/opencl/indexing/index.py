@@ -37,9 +37,9 @@ def tiles(shape: Place, most: int) -> tuple[tuple[Place, Place], ...]:
     return tuple(found)  # type: ignore[arg-type]
 
 
-def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
-    """Return slices of x along axis, in the order of indices."""
-    fault = device.faults.call()
+def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int, op: str = "take") -> Buffer:
+    """Return slices of x along axis, in the order of indices; `op` is for errors."""
+    fault = device.faults.call(op)
     x, indices, result = dense(device, x), dense(device, indices), device.empty(out)
     row = prod(x.shape[axis + 1 :]) * x.dtype.itemsize
     word, outer, n, count = _word(device, row), prod(x.shape[:axis]), x.shape[axis], indices.size
@@ -62,7 +62,7 @@ def take(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) ->
 
 def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, axis: int) -> Buffer:
     """Return elements of x whose coordinate on axis comes from indices."""
-    fault = device.faults.call()
+    fault = device.faults.call("take_along_axis")
     n, count = x.shape[axis], indices.shape[axis]
     x = dense(device, broadcast(x, (*out.shape[:axis], n, *out.shape[axis + 1 :])))
     indices, result = dense(device, broadcast(indices, out.shape)), device.empty(out)
@@ -78,7 +78,7 @@ def take_along_axis(device: Device, out: Spec, x: Buffer, indices: Buffer, *, ax
 
 def scatter(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
     """Return x with the slices at indices replaced by updates; the last of several for one slice wins."""
-    fault = device.faults.call()
+    fault = device.faults.call("scatter")
     x, indices, updates = dense(device, x), dense(device, indices), dense(device, updates)
     if out.size == 0:
         check(device, fault, indices, x.shape[axis])
@@ -141,7 +141,7 @@ def _tiles_of_slices(shape: Place, begin: int, slices: int) -> Iterator[tuple[Pl
 
 def scatter_add(device: Device, out: Spec, x: Buffer, indices: Buffer, updates: Buffer, *, axis: int) -> Buffer:
     """Return x with updates added to the slices at indices."""
-    fault = device.faults.call()
+    fault = device.faults.call("scatter_add")
     x, result = dense(device, x), device.empty(out)
     if out.size:
         device.commands.copy((out.size * out.dtype.itemsize,), None, result.memory, x.memory)

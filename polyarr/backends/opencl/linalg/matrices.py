@@ -56,7 +56,7 @@ class Call:
         self.group, self.panel = GROUP[self.kind], PANEL[self.kind]
         self.acc = dtype if dtype in COMPLEX else SCALARS[types(dtype)["ACC"]]
         self.count = prod(shape[:-2])
-        self.fault = device.faults.call()
+        self.fault = device.faults.call(op)
         self._given = f"{op}: x is {Spec(shape, dtype)}"
         self.not_finite = self.message(" and holds nan or infinity; it must be finite")
         self.singular = self.message("; it must have an inverse")

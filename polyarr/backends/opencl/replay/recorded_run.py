@@ -14,11 +14,12 @@ from polyarr.backends.opencl.replay.recording import MemoryRef, Recording, settl
 from polyarr.backends.opencl.runtime.commands import BoundCommand, CommandList, Commands, Kernel, Mark
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
-from polyarr.core.number import Number
+from polyarr.core.number import PACKAGE, Number
 from polyarr.core.program import Program, Step, lookup, renamed
 
 MARK_BYTES = 8 << 20  # bytes of outputs between two queue marks
 MIN_TIMED = 8  # kernels that note faults, from which on they read the time of the run from the thread's record
+MAX_NAMED = 4  # ops that may have noted a fault, in its error
 UNSHARED = next(map(getrefcount, [object()]))  # reference count of an object that only one list holds, in map
 HANDLE = attrgetter("int_ptr")
 _made = partial(tuple.__new__, Buffer)  # as Buffer(*fields), but several times as fast
@@ -91,6 +92,7 @@ class RecordedRun:
         self._overwrites = [(i, over[ref]) for i, ref in enumerate(inputs) if ref in over]
         self._reusable = [i for i, _ in self._overwrites]
         self._fresh, self._fault = [self._regions[ref] for ref in fresh], self._regions[recording.fault[0]]
+        self._may_fault = _named([r.step for r in recording.recorded if any(a is recording.fault[0] for a in r.args)])
         self._commands: dict[int, BoundCommand] = {}
         self._lists: dict[frozenset[int], CommandList] = {}
         self._last: Arrangement | None = None
@@ -108,7 +110,7 @@ class RecordedRun:
         values = self._evaluate(inputs)
         inputs.clear()
         if fault.times:
-            memory, values[time.slot] = device.faults.call()
+            memory, values[time.slot] = device.faults.call(*self._may_fault)
             if memory.int_ptr != self._fault.handle:
                 self._fault.bind(memory)
         found = self._arranged(memories, handles)
@@ -309,6 +311,14 @@ def unique_scalar_steps(
             seen[key] = scalar_step.outputs
         kept.append((scalar_step, step))
     return kept, same
+
+
+def _named(steps: list[Step]) -> tuple[str, str]:
+    """Return the ops of steps and their lines, for errors; inside a layer of polyarr the layer in place of the line."""
+    lines = [f"layer {s.module}" if s.module and s.line.startswith(PACKAGE) else s.line for s in steps]
+    both = [*dict.fromkeys(step.op.name for step in steps)], [*dict.fromkeys(lines)]
+    op, line = (" or ".join([*names[:MAX_NAMED], *["another"] * (len(names) > MAX_NAMED)]) for names in both)
+    return op, line
 
 
 def _key_of(step: Step, constants: list[Any]) -> Any:

@@ -20,7 +20,7 @@ def cross_entropy(
     *, ignore_index: int, label_smoothing: float, reduction: str,
 ) -> tuple[Buffer, Saved]:  # fmt: skip
     """Return the loss of logits (..., V) against targets (...), reduced by mean, sum or not at all."""
-    fault = device.faults.call()
+    fault = device.faults.call("cross_entropy")
     (x, pitch), targets = in_rows(device, logits), dense(device, targets)
     plan = _plan(device, "forward", x, x.shape, targets, reduction, label_smoothing)
     rows, acc = plan.numbers[0], wide(x.dtype)

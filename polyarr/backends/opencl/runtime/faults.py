@@ -8,13 +8,16 @@ docs/decisions/0005-bad-indices-are-reported-at-the-next-read.md.
 """
 
 import contextlib
+import sys
 import threading
 from collections import deque
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from polyarr.core.errors import BackendError, MatrixError
+from polyarr.core.number import PACKAGE
 
 if TYPE_CHECKING:
     from polyarr.backends.opencl.runtime.device import Device
@@ -26,6 +29,7 @@ WORDS, FURTHER = 4, 1
 OF_MATRIX = -1  # in place of a limit
 MAX_ERRORS = 1000  # errors of a thread that are still reported to others
 MAX_UNCHECKED = 2**20  # calls of a thread since the last check
+MAX_CALLS = 1000  # the last calls of a thread whose op and line are known
 MAX_FOLLOWED = 100  # arrays of other threads, since the last read, from which on settled ones are dropped
 
 
@@ -53,6 +57,7 @@ class Record:
         self.time = self.checked = 0
         self.is_checked = True  # no call that takes indices since `checked`
         self.bad: deque[Bad] = deque(maxlen=MAX_ERRORS)
+        self.calls: deque[tuple[int, str, Any]] = deque(maxlen=MAX_CALLS)  # time, op, and where the user's code called
         self.followed: dict[Origin, int] = {}  # origins of arrays of other threads used since the last read, and when
         self.origin = Origin(self, 0)  # of what the thread makes now
 
@@ -97,12 +102,17 @@ class Faults:
             self.mine()
         return self._threads > 1
 
-    def call(self) -> tuple[Any, int]:
-        """Return what a kernel needs to note a fault. Call it before the result is allocated."""
+    def call(self, op: str, line: str = "") -> tuple[Any, int]:
+        """Return what a kernel needs to note a fault. Call it before the result is allocated.
+
+        Args:
+            op: Name of the op, for errors.
+            line: Line of the user's code, for errors; "" for that of the innermost caller.
+        """
         record = self.mine()
         if record.memory is None:
             record.memory = self._device.empty_words(WORDS + FURTHER)
-        record.go_on()
+        record.calls.append((record.go_on(), op, line or _caller()))
         record.is_checked = False
         self._unread.add(record)
         return record.memory, record.time - record.checked
@@ -148,7 +158,7 @@ class Faults:
         self._unread.discard(record)
         if found is not None:
             self._device.write_words(record.memory, np.zeros(WORDS, np.int32))
-            raise record.error(first + int(found[0]), self._error(found))
+            raise record.error(first + int(found[0]), self._error(record, first, found))
 
     def _trouble(self, origin: Origin, mine: Record, seen: set[Origin]) -> Exception | None:
         """Return what was wrong with an array of another thread; None if nothing was."""
@@ -162,7 +172,7 @@ class Faults:
             found = self._noted(record)
             if found is not None and record.checked + found[0] <= time:
                 self._unread.discard(record)
-                return self._error(found)
+                return self._error(record, record.checked, found)
         earlier = (self._trouble(followed, mine, seen) for followed, at in list(record.followed.items()) if at <= time)
         return next(filter(None, earlier), None)
 
@@ -177,15 +187,34 @@ class Faults:
             with contextlib.suppress(BackendError):  # a lost device reports nothing
                 found = self._noted(record)
                 if found is not None:
-                    error = self._error(found, "; nothing was read after the call")
+                    error = self._error(record, record.checked, found, "; nothing was read after the call")
                     threading.excepthook(threading.ExceptHookArgs((type(error), error, None, record.thread)))
 
-    def _error(self, found: np.ndarray, more: str = "") -> Exception:
-        """Return the error that a kernel noted."""
+    def _error(self, record: Record, first: int, found: np.ndarray, more: str = "") -> Exception:
+        """Return the error that a kernel noted after the time `first` of a thread."""
+        known = {time: (f"{op}: ", f"; called at {_shown(place)}") for time, op, place in list(record.calls)}
+        prefix, place = known.get(first + int(found[0]), ("", ""))
         if found[2] == OF_MATRIX:
-            return MatrixError([*self._messages][found[1]] + more)
+            return MatrixError([*self._messages][found[1]] + place + more)
         index = int(found[1]) + (int(found[3]) << 32)
-        return IndexError(f"index {index} is out of range for an axis of length {found[2]}{more}")
+        return IndexError(f"{prefix}index {index} is out of range for an axis of length {found[2]}{place}{more}")
+
+
+def _caller() -> tuple[CodeType, int]:
+    """Return the code of the innermost caller outside of polyarr, and its instruction; a line would take longer."""
+    frame = sys._getframe(3)  # of what called the launcher: each frame that is looked at takes time
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def _shown(place: Any) -> str:
+    """Return "file:line" of what _caller returned; a text as it is."""
+    if isinstance(place, str):
+        return place
+    code, at = place
+    line = next((line for start, end, line in code.co_lines() if start <= at < end), code.co_firstlineno)
+    return f"{code.co_filename}:{line}"
 
 
 def _listen(mine: Record, bufs: Any) -> None:

@@ -197,15 +197,15 @@ SINGULAR = np.diag(np.r_[np.ones(12), 0.0])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: linalg.inv(pa.asarray(SINGULAR)), r"^inv: x is float64\[13, 13\]; it must have an inverse$"),
-        (lambda: linalg.inv(pa.asarray(SINGULAR * 1j)), r"^inv: x is complex128\[13, 13\]; it must have an inverse$"),
+        (lambda: linalg.inv(pa.asarray(SINGULAR)), r"^inv: x is float64\[13, 13\]; it must have an inverse;"),
+        (lambda: linalg.inv(pa.asarray(SINGULAR * 1j)), r"^inv: x is complex128\[13, 13\]; it must have an inverse;"),
         (lambda: linalg.qr(pa.full((2, 2), complex(0, np.nan))).R, "^qr: x is .* and holds nan or infinity; it must"),
         (lambda: linalg.solve(pa.zeros((3, 2, 2)), pa.ones(2)), r"^solve: x is float32\[3, 2, 2\]; it must have an"),
         (lambda: linalg.cholesky(pa.asarray(-SINGULAR)), r"^cholesky: x is .*\[13, 13\]; it must be positive def"),
         (lambda: linalg.cholesky(pa.asarray(SINGULAR * np.nan)), "^cholesky: x .* holds nan or infinity; it must be"),
-        (lambda: linalg.svd(pa.full((2, 3), np.nan)).U, "^svd: x is .* and holds nan or infinity; it must be finite$"),
-        (lambda: linalg.eigh(pa.full((2, 2), np.inf))[0], "^eigh: .* and holds nan or infinity; it must be finite$"),
-        (lambda: linalg.det(pa.full((2, 2), np.inf)), "^slogdet: .* and holds nan or infinity; it must be finite$"),
+        (lambda: linalg.svd(pa.full((2, 3), np.nan)).U, "^svd: x is .* and holds nan or infinity; it must be finite;"),
+        (lambda: linalg.eigh(pa.full((2, 2), np.inf))[0], "^eigh: .* and holds nan or infinity; it must be finite;"),
+        (lambda: linalg.det(pa.full((2, 2), np.inf)), "^slogdet: .* and holds nan or infinity; it must be finite;"),
     ],
 )
 def test_bad_matrices_are_errors_at_the_next_read(device, call, message):
@@ -249,7 +249,7 @@ def test_compiled_calls_report_bad_matrices(backend):
     for _ in range(3):
         inverse, _, s, _ = compiled(pa.asarray(np.diag([4.0, 2.0])))
         assert inverse.tolist() == [[0.25, 0], [0, 0.5]] and s.tolist() == [4, 2]
-    with pytest.raises(MatrixError, match=r"^inv: .* it must have an inverse$"):
+    with pytest.raises(MatrixError, match=r"^inv: .* it must have an inverse; called at "):
         compiled(pa.ones((2, 2), dtype="float64"))[0].numpy()
     assert compiled(pa.asarray(np.diag([1.0, 8.0])))[2].tolist() == [8, 1]
 
