@@ -141,24 +141,24 @@ def _array(obj: Any, dtype: Any, backend: Backend) -> Array:
 def _stacked(obj: Any, dtype: np.dtype, backend: Backend) -> Array:
     if isinstance(obj, (list, tuple)) and len(obj):
         return ops.stack([_stacked(o, dtype, backend) for o in obj])
-    if isinstance(obj, Array):
+    if isinstance(obj, (Array, Number)):
         return asarray(obj, dtype=dtype, device=backend)
     return from_numpy(np.asarray(obj, dtype), backend)
 
 
 def _examine(obj: Any, dtypes: set[np.dtype]) -> bool:
-    """Add the dtypes of all elements to `dtypes`, and return whether obj holds arrays of polyarr."""
+    """Add the dtypes of all elements to `dtypes`, and return whether obj holds arrays or scalar inputs of polyarr."""
     if isinstance(obj, (list, tuple)):
         return any([_examine(o, dtypes) for o in obj])  # a list: a generator would end at the first array
     if type(obj) in NATURAL:
         dtypes.add(NATURAL[type(obj)])
-    elif isinstance(obj, Array):
+        return isinstance(obj, Number)
+    if isinstance(obj, Array):
         dtypes.add(obj.dtype)
         return True
-    else:
-        host = np.asarray(obj)
-        native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
-        dtypes.add({float64: float32, complex128: complex64}.get(native, native) if not _is_typed(obj) else native)
+    host = np.asarray(obj)
+    native = host.dtype.newbyteorder("=")  # files hold big-endian numbers; arrays do not
+    dtypes.add({float64: float32, complex128: complex64}.get(native, native) if not _is_typed(obj) else native)
     return False
 
 

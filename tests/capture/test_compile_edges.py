@@ -67,7 +67,6 @@ def test_numpy_computes_with_numbers_at_every_run():
         math.floor,
         complex,
         np.asarray,
-        lambda n: pa.asarray([n, 1]),
         lambda n: np.ones(2) * n,
         lambda n: np.float32(0.1) * n,  # an object array would use Python float arithmetic
         lambda n: np.add.reduce([n, n]),

@@ -89,6 +89,22 @@ def test_a_start_is_an_integer(on_numpy: Backend, bad: Any) -> None:
         ops.slice(pa.asarray(X), (scalar([0, 1]), 0), steps=(1, 1), shape=(3, 5))
 
 
+@pytest.mark.parametrize(
+    ("build", "numbers", "dtype"),
+    [
+        (lambda n: [n, 1.0], (0.5, 2.5, -3.0), "float32"),
+        (lambda n: [[1, n], [n, 2]], (3, 7, 2**40), "int64"),
+        (lambda n: [n, 1.0, pa.ones((), dtype="float64")], (2, 5), "float64"),
+    ],
+)
+def test_a_list_of_numbers_becomes_an_array(backend: Backend, build: Any, numbers: tuple, dtype: str) -> None:
+    compiled = pa.compile(lambda x, n: pa.asarray(build(n)) + x.astype(dtype))
+    for n in numbers:
+        found = compiled(pa.zeros((), dtype=dtype), n)
+        assert found.dtype == dtype and same(found, pa.asarray(build(n)))
+    assert len(compiled.programs()) == 1
+
+
 def test_random_keys_and_counters_may_be_arrays(backend: Backend) -> None:
     x = pa.asarray(X)
     key, counter = scalar(3), scalar(7)
