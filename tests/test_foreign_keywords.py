@@ -43,7 +43,7 @@ CLASSES = {
     "nn.Embedding(3, 4, padding_idx=0)": "unknown argument padding_idx (write pa.where((i != 0)[..., None], emb(i), 0)",
     "nn.Conv2d(3, 4, 3, padding_mode='reflect')": "unknown argument padding_mode (write pa.pad(x, ",
     "nn.MultiHeadAttention(4, 2)(pa.ones((1, 3, 4)), key_padding_mask=None)": (
-        "unknown argument key_padding_mask (write mask=~pad[:, None, None, :]); it takes MultiHeadAttention(x, mask="
+        "unknown argument key_padding_mask (write key_mask=~pad of a layer, or mask=~pad[:, None, None, :]); "
     ),
     "nn.Linear(3, 4).load_parameters({}, strict=False)": "unknown argument strict (write model.with_arrays(named) for ",
     "optim.Adam(learning_rate=0.1)": "unknown argument learning_rate (write lr); it takes lr, weight_decay, ",

@@ -74,7 +74,7 @@ _INSTEAD = {
     "write pa.mean or pa.sum of the losses": "reduction",
     "write pa.where((i != 0)[..., None], emb(i), 0), or mask the loss": "padding_idx",
     "write pa.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 'reflect') before": "padding_mode",
-    "write mask=~pad[:, None, None, :]": "key_padding_mask src_key_padding_mask",
+    "write key_mask=~pad of a layer, or mask=~pad[:, None, None, :]": "key_padding_mask src_key_padding_mask",
     "write model.with_arrays(named) for a part of the arrays": "strict",
     "leave it out: the batch is the first axis": "batch_first",
     "leave it out: use pa.random.drawing_from(generator)": "generator key rng rngs",

@@ -225,17 +225,21 @@ class MultiHeadAttention(Module):
         cache: KeyValueCache | None = None,
         position: int | Array | None = None,
         turned: RotaryTables | None = None,
+        *,
+        key_mask: Array | None = None,
     ) -> Array:
         """Return the output (B, T, C) for x (B, T, C).
 
         Args:
             x: Floating-point array (B, T, C).
-            mask: Attention mask that broadcasts to (B, heads, T, T), as in polyarr.attention: of a padding mask (B, T)
-                give mask[:, None, None, :].
+            mask: Attention mask that broadcasts to (B, heads, T, T), as in polyarr.attention. One of shape (T, T) is
+                for all rows of the batch; give a padding mask (B, T) as key_mask.
             cache: Key-value cache, which is updated in place; None for none.
             position: Position of the first x, after what the cache holds, or those of each row, int32 (B,); None if
                 nothing was before.
             turned: Rotary tables; None for queries and keys without rotary embeddings.
+            key_mask: bool array (B, S), true where the key of a row may be seen, and false for padding; None for all.
+                S is T, with a cache the number of its positions.
 
         Returns:
             Array of the shape of x.
@@ -257,6 +261,8 @@ class MultiHeadAttention(Module):
         if cache is not None and position is not None:
             k, v = cache.read(x.shape[0])  # (B, K, S, D)
             mask = cache.seen(t, position) if mask is None else mask  # (T, S)
+        if key_mask is not None:
+            mask = _of_keys(key_mask, mask)  # (B, 1, 1, S), or broadcast with mask
         causal = self.causal and position is None  # otherwise the mask is causal
         return self.out(self._attended(q, k, v, mask, causal))
 
@@ -316,6 +322,17 @@ class MultiHeadAttention(Module):
             return y
         rest = ops.sigmoid(ops.logsumexp(scores, axis=-1, keepdims=True) - sinks)  # (..., T, 1): 1 - the sink's share
         return y * ops.astype(rest, dtype=y.dtype)
+
+
+def _of_keys(key_mask: Array, mask: Array | None) -> Array:
+    """Return the attention mask of a mask (B, S) of keys and of another mask, bool or floating-point."""
+    check_array("MultiHeadAttention", "key_mask", key_mask)
+    if key_mask.ndim != 2 or key_mask.dtype != bool_:
+        raise ShapeError(f"MultiHeadAttention: key_mask is {key_mask.spec}; it must be bool [batch, keys]")
+    keys = key_mask[:, None, None, :]
+    if mask is None:
+        return keys
+    return keys & mask if mask.dtype == bool_ else ops.where(keys, mask, -math.inf)
 
 
 def _normed(norm: RMSNorm | None, x: Array) -> Array:
@@ -427,7 +444,9 @@ class TransformerBlock(Module):
         mask: Array | None = None,
         cache: KeyValueCache | None = None,
         position: int | Array | None = None,
+        *,
+        key_mask: Array | None = None,
     ) -> Array:
-        """Return the output (B, T, C) for x (B, T, C); mask, cache and position are those of MultiHeadAttention."""
-        x = x + self.drop_shortcut(self.att(self.norm1(x), mask, cache, position))  # (B, T, C)
+        """Return the output (B, T, C) for x (B, T, C); the others are those of MultiHeadAttention."""
+        x = x + self.drop_shortcut(self.att(self.norm1(x), mask, cache, position, key_mask=key_mask))  # (B, T, C)
         return x + self.drop_shortcut(self.ff(self.norm2(x)))  # (B, T, C)

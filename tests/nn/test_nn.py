@@ -268,11 +268,26 @@ def test_padding_of_a_batch_without_rows():
     assert nn.turns(pa.ones(1), 4, 6, padding=pa.zeros((0, 6), dtype="int32")).cos.shape == (0, 6, 2)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_mask_of_keys_is_one_of_each_row_also_if_batch_and_time_agree(backend, kv_heads, softcap):
+    layer, x = nn.MultiHeadAttention(8, 2, n_kv_heads=kv_heads, softcap=softcap), pa.random.normal((3, 3, 8))
+    keep = pa.asarray([[True, True, True], [True, True, False], [True, False, False]])
+    lower = pa.tril(pa.ones((3, 3), dtype=bool))
+    for mask in (None, lower, pa.where(lower, 0.5, -math.inf)):
+        found = layer(x, mask, key_mask=keep).numpy()
+        for row, count in enumerate((3, 2, 1)):
+            alone = layer(x[row : row + 1, :count], None if mask is None else mask[:count, :count]).numpy()
+            np.testing.assert_allclose(found[row, :count], alone[0], rtol=1e-5, atol=1e-6)
+
+
 def test_attention_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
         nn.MultiHeadAttention(10, 4)
     with pytest.raises(ShapeError, match="it must be \\[batch, time, channels\\]"):
         nn.MultiHeadAttention(8, 2)(pa.zeros((3, 8)))
+    with pytest.raises(ShapeError, match=r"^MultiHeadAttention: key_mask is int64\[2, 3\]; it must be bool \[batch, "):
+        nn.MultiHeadAttention(8, 2)(pa.ones((2, 3, 8)), key_mask=pa.asarray([[1, 1, 0], [1, 1, 1]]))
     with pytest.raises(TypeError, match=r"^MultiHeadAttention: cache is .*; queries, keys and values are made of x"):
         nn.MultiHeadAttention(8, 2)(pa.ones((1, 3, 8)), pa.ones((1, 3, 8)), pa.ones((1, 3, 8)))
 
