@@ -150,7 +150,7 @@ class Module(tree.Versioned):
         for name, leaf in own.items():
             if (shape := tuple(named[name].shape)) != leaf.shape:
                 is_moved = len(shape) > 2 and (shape[0], *shape[2:], shape[1]) == leaf.shape
-                instead = "; move PyTorch's axis 1, the channels, to the end" if is_moved else ""
+                instead = "; move axis 1, the channels, of all filters of PyTorch to the end" if is_moved else ""
                 raise ShapeError(f"load_parameters: {name} is {list(shape)}; it must be {list(leaf.shape)}{instead}")
         found = {name: _like(leaf, named[name]) for name, leaf in own.items()}
         _assign(self, (), found)

@@ -150,7 +150,7 @@ def test_a_state_dict_of_pytorch_leads_to_what_to_convert(on_numpy):
     named = {name.replace("statistics.mean", "running_mean"): array for name, array in own.items()}
     with pytest.raises(ValueError, match=r"named_parameters\(\); docs/images\.md converts a state_dict of PyTorch$"):
         model.load_parameters(named)
-    with pytest.raises(ShapeError, match=r"is \[4, 2, 3, 3\]; it must be \[4, 3, 3, 2\]; move PyTorch's axis 1, the "):
+    with pytest.raises(ShapeError, match=r"is \[4, 2, 3, 3\]; it must be \[4, 3, 3, 2\]; move axis 1, the channels, "):
         model.load_parameters(own | {"layers.0.weight": np.ones((4, 2, 3, 3), "float32")})
     with pytest.raises(ShapeError, match=r"is \[4, 2, 3, 5\]; it must be \[4, 3, 3, 2\]$"):
         model.load_parameters(own | {"layers.0.weight": np.ones((4, 2, 3, 5), "float32")})
