@@ -18,6 +18,7 @@ from polyarr.core.spec import (
     KINDS,
     as_dtype,
     bfloat16,
+    check_kind,
     check_number,
     dtype_name,
     float16,
@@ -338,18 +339,19 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
 
 
 @explained
-def bernoulli(p: float, shape: Any = ()) -> Array:
+def bernoulli(p: float | Array, shape: Any = None) -> Array:
     """Return random bools that are true with probability p, to 24 bits.
 
     Args:
-        p: Probability from 0 to 1.
-        shape: Int or tuple of ints.
+        p: Probability from 0 to 1, or floating-point array of probabilities that broadcasts to shape.
+        shape: Int or tuple of ints; None for the shape of p, () of a number.
 
     Returns:
         bool array of that shape.
 
     Raises:
-        ValueError: p is not from 0 to 1.
+        DtypeError: p is an array that is not floating-point.
+        ValueError: p is a number that is not from 0 to 1.
 
     Examples:
         >>> import polyarr as pa
@@ -357,8 +359,12 @@ def bernoulli(p: float, shape: Any = ()) -> Array:
         >>> pa.random.bernoulli(0.5, 4)
         Array([False, False,  True, False], bool, 'numpy')
     """
+    if isinstance(p, Array):
+        check_kind("random.bernoulli", "p", p.spec, "floating")
+        shape = p.shape if shape is None else shape_of("random.bernoulli", shape)
+        return uniform(shape) < ops.broadcast_to(p, shape=shape).astype(float32)
     p = within("random.bernoulli", "p", p, 0, 1)
-    return (bits(shape_of("random.bernoulli", shape)) >> 8) < round(p * 2**24)
+    return (bits(shape_of("random.bernoulli", () if shape is None else shape)) >> 8) < round(p * 2**24)
 
 
 @explained

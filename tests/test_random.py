@@ -126,6 +126,17 @@ def test_bernoulli(on_numpy: Backend) -> None:
     assert abs(random.bernoulli(0.25, (10_000,)).numpy().mean() - 0.25) < 0.02
 
 
+def test_bernoulli_takes_an_array_of_probabilities(backend: Backend) -> None:
+    p = pa.asarray([0.0, 0.25, 1.0])
+    assert random.bernoulli(p).shape == (3,) and random.bernoulli(p[:0]).shape == (0,)
+    found = pa.mean(random.bernoulli(p, (10_000, 3)).astype(pa.float32), axis=0).tolist()
+    assert found[0] == 0 and found[2] == 1 and abs(found[1] - 0.25) < 0.02
+    with pytest.raises(pa.DtypeError, match=r"^random.bernoulli: p is int64\[2\]; its dtype must be floating"):
+        random.bernoulli(pa.asarray([0, 1]))
+    with pytest.raises(pa.ShapeError, match=r"^broadcast_to: "):
+        random.bernoulli(p, (2,))
+
+
 def test_permutation(backend: Backend) -> None:
     random.seed(0)
     assert sorted(random.permutation(33).tolist()) == list(range(33))

@@ -453,7 +453,11 @@ _RANDOM = {
     "x[pa.random.randint(0, x.shape[0], (5,))]": "choice",
     "pa.exp(pa.random.normal((3,)))": "lognormal",
     "-pa.log1p(-pa.random.uniform((3,)))": "exponential standard_exponential",
-    "-pa.log(-pa.log(pa.random.uniform((3,))))": "gumbel",
+    "-pa.log(-pa.log(pa.random.uniform((3,), low=1e-9)))": "gumbel",
+    "pa.log1p(-pa.random.uniform((3,))) - pa.log1p(-pa.random.uniform((3,)))": "laplace",
+    "pa.sum(pa.random.bernoulli(q, (n, 3)).astype(pa.int64), axis=0)  # of n trials": "binomial",
+    "pa.random.normal((n, 3)) @ pa.linalg.cholesky(m).mT  # of covariance m": "multivariate_normal",
+    "pa.special.ndtri(pa.random.uniform((3,), low=0.0228, high=0.9772))  # of -2 to 2": "truncated_normal",
 }
 _GENERATOR = {  # methods of NumPy's
     "with pa.random.drawing_from(generator): x = pa.random.normal((3,))": "normal randn standard_normal",
@@ -498,9 +502,7 @@ _INSTEAD = {
         kaiser tril_indices_from triu_indices_from""",
     "state a backward rule by pa.custom_vjp; pa.jvp uses it": "custom_jvp",
     "assign the array or Module to an attribute": "Parameter register_parameter add_module",
-    "arrays that are not trained go into a Module of their own whose class has is_state = frozen = True": (
-        "Buffer register_buffer"
-    ),
+    "put arrays that are not trained into a Module whose class has is_state = frozen = True": "Buffer register_buffer",
     "write a cell of Linear layers and pa.scan, as in docs/transforms.md": "GRU GRUCell LSTM LSTMCell RNN RNNCell",
     "multiply x by pa.nn.Dropout(rate)(pa.ones((batch, 1, 1, channels))), which drops whole channels": """Dropout1d
         Dropout2d Dropout3d SpatialDropout2D dropout1d dropout2d dropout3d""",
@@ -522,9 +524,8 @@ _INSTEAD = {
     "polyarr has none; SciPy computes it of x.numpy()": """betainc binom block_diag cho_factor comb dct dst exp1 expm
         factorial gammainc gammaincc hilbert householder_product idct jv lambertw ldl logm lu lu_factor matrix_exp
         multigammaln null_space orth polar schur sqrtm toeplitz""",
-    "draw them by numpy.random, and convert by pa.asarray": """ball binomial cauchy chisquare dirichlet geometric
-        laplace loggamma maxwell multivariate_normal orthogonal poisson rademacher rayleigh t triangular
-        truncated_normal weibull weibull_min""",
+    "draw them by numpy.random, and convert by pa.asarray": """ball cauchy chisquare dirichlet geometric
+        loggamma maxwell orthogonal poisson rademacher rayleigh t triangular weibull weibull_min""",
     "set clip=, weight_decay= and lr= of the optimizer": "add_decayed_weights chain scale_by_adam",
     "average by pa.tree.map(lambda a, p: 0.999 * a + 0.001 * p, average, model)": """AveragedModel EMA ema
         ExponentialMovingAverage swa_utils""",
@@ -533,9 +534,7 @@ _INSTEAD = {
         piecewise_constant_schedule polynomial_schedule schedules set_lr step_decay""",
     "take pa.optim.AdamW, or SGD, RMSprop, Adagrad, Lion or Muon": """ASGD Adadelta Adafactor Adamax LAMB Lamb NAdam
         RAdam Rprop SparseAdam adadelta adafactor adamax lamb nadam radam rprop""",
-    "give pa.value_and_grad of a function of one array to scipy.optimize.minimize(method='L-BFGS-B', jac=True)": (
-        "LBFGS lbfgs"
-    ),
+    "give pa.value_and_grad(f) to scipy.optimize.minimize(method='L-BFGS-B', jac=True)": "LBFGS lbfgs",
     "use a list or dict of Modules or arrays as an attribute": "ModuleList ModuleDict ParameterList ParameterDict",
     "kernels take arrays of any layout, so leave it out": "contiguous is_contiguous pin_memory",
     "compute the loss with model.astype(pa.bfloat16)": "amp autocast",
