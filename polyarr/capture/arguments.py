@@ -157,7 +157,11 @@ def difference(before: list[Any], now: list[Any]) -> str:
     """Return in what two keys of an argument differ first, as the end of a sentence; "" if they are equal."""
     if before == now:
         return ""
-    old, new = next(((_shown_part(a), _shown_part(b)) for a, b in zip(before, now, strict=False) if a != b), ("", ""))
+    parts = next(((a, b) for a, b in zip(before, now, strict=False) if a != b), ("", ""))
+    kinds = [part[0] if type(part) is tuple and type(part[0]) is type else object for part in parts]
+    if all(issubclass(kind, np.generic) for kind in kinds):
+        return f"is a NumPy {kinds[1].__name__}, a constant; a Python number, as of .item(), may change"
+    old, new = map(_shown_part, parts)
     return f"was {old} and is {new}" if old != new else "has another structure or other settings"
 
 

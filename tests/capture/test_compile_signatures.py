@@ -40,12 +40,14 @@ def test_what_belongs_to_the_signature(backend):
         (lambda i: pa.ones((i + 1,)), r"label was float32\[8\] and is float32\[9\]"),
         (lambda i: [1.0] * i, "label was a list of 7 and is a list of 8"),
         (lambda i: {"a": pa.nn.Dropout(0.1 * i)}, "label has another structure or other settings"),
+        (lambda i: np.float32(i), r"label is a NumPy float32, a constant; a Python number, as of"),
+        (lambda i: [np.float64(i)], r"label is a NumPy float64, a constant; a Python number, as of"),
     ],
-    ids=["string", "shape", "list", "setting"],
+    ids=["string", "shape", "list", "setting", "NumPy scalar", "NumPy scalar in a list"],
 )
 def test_the_warning_names_what_changes(backend, argument, change):
     fn, x = pa.compile(lambda x, label: x + 1), pa.ones((2,))
-    with pytest.warns(pa.CaptureWarning, match=rf"<lambda> was captured 9 times, the last time because {change}; "):
+    with pytest.warns(pa.CaptureWarning, match=rf"<lambda> was captured 9 times, the last time because {change}[; ]"):
         for i in range(9):
             fn(x, argument(i))
 
