@@ -13,7 +13,7 @@ _FUNCTIONS = {
     "pa.Spec": "ShapeDtypeStruct",
     "f(pa.Spec((2, 3), pa.float32))": "eval_shape",
     "pa.asarray": """Variable array as_tensor asanyarray asarray_chkfinite ascontiguousarray asfortranarray
-        convert_to_tensor from_numpy frombuffer fromiter scalar_tensor tensor""",
+        convert_to_tensor from_numpy frombuffer fromiter scalar_tensor tensor FloatTensor LongTensor""",
     "pa.asarray(x, copy=True)": "clone copy",
     "pa.bool": "bool_",
     "pa.int8": "byte",
@@ -99,7 +99,7 @@ _FUNCTIONS = {
     "pa.where": "choose masked_fill piecewise putmask select select_n switch",
     "pa.where  # or `if`, on a number that constants= names": "cond",
     "pa.scatter": "index_copy put",
-    "pa.scatter_add": "index_add segment_sum",
+    "pa.scatter_add": "index_add segment_sum unsorted_segment_sum",
     "pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape))": "bincount",
     "pa.max(pa.where(i == pa.arange(n)[:, None], x[:, 0], -pa.inf), axis=1)": "scatter_max segment_max",
     "pa.min(pa.where(i == pa.arange(n)[:, None], x[:, 0], pa.inf), axis=1)": "segment_min",

@@ -200,7 +200,8 @@ def _ufunc(x: Array, ufunc: np.ufunc, method: str, *inputs: Any, **params: Any) 
     called = f"numpy.{name}" if getattr(np, name, None) is ufunc else name  # other libraries have ufuncs, too
     ours = f" {code}, or" if op is not None or name in HINTS["polyarr"] else ""
     if method != "__call__":
-        called, ours = f"{called}.{method}", ""
+        ours = " pa.scatter_add(x, i, y), or" if (name, method) == ("add", "at") else ""
+        called = f"{called}.{method}"
     given = f" with {', '.join(params)}" if params else ""
     raise TypeError(f"{called}: got a polyarr array{given}; write{ours} {called}(x.numpy())")
 

@@ -89,7 +89,8 @@ def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -
 
 def _path(op: str, path: Any) -> Path:
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{op}: path is {described(path)}; it must be a str or a pathlib.Path")
+        first = ", and comes before what is saved" if op == "save" else ""
+        raise TypeError(f"{op}: path is {described(path)}; it must be a str or a pathlib.Path{first}")
     if not Path(path).name:
         raise ValueError(f"{op}: path is {shown(os.fspath(path))}; it must name a file")
     return Path(path)
