@@ -32,6 +32,7 @@ OPS = {
     "mean(x, dtype=pa.float64)": "unknown argument dtype (write .astype(dtype)); ",
     "interpolate(x, size=3)": "unknown argument size (write shape); it takes interpolate(x, shape=None, *, ",
     "max_pool(x, kernel_size=2)": "missing kernel, unknown argument kernel_size (write kernel); it takes max_pool(x, ",
+    "cross_entropy(x, pa.asarray([0, 1]), weight=x)": "unknown argument weight (of a loss, multiply the losses of ",
     "mean(x, weights=x)": "unknown argument weights; it takes mean(x, *, axis=None, keepdims=False)",
 }
 CLASSES = {

@@ -287,7 +287,7 @@ class Trace:
             raise CaptureError(_outlived(user_location()))
         raise CaptureError(
             f"compile: {user_location()} reads an array's values, which a compiled function does not know while it is "
-            "captured; return the array and read it outside"
+            "captured; return the array and read it outside, or choose by pa.where"
         )
 
     def _refuse_to_move(self, buf: Any, target: Backend) -> NoReturn:

@@ -96,7 +96,7 @@ def wrong_input(op: Any, specs: tuple, error: AttributeError) -> str:
     for name, spec in zip(op.inputs, specs, strict=True):
         if (type(spec) is Spec and not spec.is_number) or (spec is None and op.optional[name] is None):
             continue
-        if error.obj is (spec.dtype if type(spec) is Spec else spec):
+        if error.obj is spec.dtype if type(spec) is Spec else error.obj == spec:  # spec_of makes a new tuple
             given = "a list" if type(spec) is tuple else spec
             return f"{op.name}: {name} is {given}; it must be an array"
     return ""

@@ -72,6 +72,7 @@ _INSTEAD = {
     "the model is given to init(model)": "model parameters params",
     "choose elements by pa.where": "where",
     "write pa.mean or pa.sum of the losses": "reduction",
+    "of a loss, multiply the losses of reduction='none' by weight[targets]": "weight class_weight pos_weight",
     "write pa.where((i != 0)[..., None], emb(i), 0), or mask the loss": "padding_idx",
     "write pa.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 'reflect') before": "padding_mode",
     "write key_mask=~pad of a layer, or mask=~pad[:, None, None, :]": "key_padding_mask src_key_padding_mask",

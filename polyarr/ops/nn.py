@@ -291,6 +291,7 @@ def embedding(weight, indices):
     """
     if len(weight.shape) != 2:
         raise ShapeError(f"embedding: weight is {spec_of(weight)}; it must have two axes")
+    check_kind("embedding", "indices", spec_of(indices), "integer")
     return take(weight, indices, axis=0)
 
 
@@ -377,10 +378,10 @@ def cross_entropy(logits, targets, *, ignore_index=-100, label_smoothing=0.0, re
     if not logits.shape or not logits.shape[-1]:
         raise ShapeError(f"cross_entropy: logits is {spec_of(logits)}; it must have at least one class")
     if targets.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}; "
-            f"targets must be {list(logits.shape[:-1])}"
-        )
+        is_moved = len(targets.shape) > 1 and targets.shape == (logits.shape[0], *logits.shape[2:])
+        instead = "; of classes on axis 1 write polyarr.moveaxis(logits, 1, -1)" * is_moved
+        given = f"cross_entropy: targets is {spec_of(targets)}, logits is {spec_of(logits)}"
+        raise ShapeError(f"{given}; targets must be {list(logits.shape[:-1])}{instead}")
     label_smoothing = within("cross_entropy", "label_smoothing", label_smoothing, 0, 1)
     check_reduction("cross_entropy", reduction)
     logits, counted, classes = _wide(logits), not_equal(targets, ignore_index), logits.shape[-1]

@@ -401,7 +401,7 @@ OUTSIDE: list = []
     ("fn", "says"),
     [
         (lambda x, n: float(x[0]), "reads an array's values"),
-        (lambda x, n: x if x[0] > 0 else -x, "reads an array's values"),
+        (lambda x, n: x if x[0] > 0 else -x, r"reads an array's values.* or choose by pa\.where$"),
         (lambda x, n: str(x), "reads an array's values"),
         (lambda x, n: x[x > 0], "reads an array's values"),
         (lambda x, n: pa.synchronize(), "reads an array's values"),
