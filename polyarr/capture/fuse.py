@@ -181,9 +181,11 @@ class Groups:
             self.home[i] = a
         if _reaches_further(one, other) or _reaches_further(other, one):
             for g in {self.home[i] for i in _bits(after)}:
-                self.all[g] = self.all[g]._replace(before=self.all[g].before | before | own)
+                steps, its_kind, mine, earlier, later = self.all[g]
+                self.all[g] = Group(steps, its_kind, mine, earlier | before | own, later)
             for g in {self.home[i] for i in _bits(before)}:
-                self.all[g] = self.all[g]._replace(after=self.all[g].after | after | own)
+                steps, its_kind, mine, earlier, later = self.all[g]
+                self.all[g] = Group(steps, its_kind, mine, earlier, later | after | own)
 
 
 def _reaches_further(one: Group, other: Group) -> bool:
