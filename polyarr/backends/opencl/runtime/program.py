@@ -44,10 +44,15 @@ STORED = {
 }
 
 
+_TYPES = {  # made once: NumPy takes microseconds for the name of a dtype
+    dtype: {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
+    for dtype, (stored, acc) in STORED.items()
+}
+
+
 def types(dtype: np.dtype) -> dict[str, str]:
     """Return the macros T, ACC, LOAD and STORE for a dtype. LOAD(p, i) is an ACC; STORE(p, i, v) rounds v to T."""
-    stored, acc = STORED[dtype]
-    return {"T": stored, "ACC": acc, "LOAD": f"load_{dtype.name}", "STORE": f"store_{dtype.name}"}
+    return _TYPES[dtype].copy()
 
 
 WORDS = {1: "uchar", 2: "ushort", 4: "uint", 8: "uint2", 16: "uint4"}
