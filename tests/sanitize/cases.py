@@ -288,7 +288,7 @@ def sorts() -> Iterator[Case]:
 
 
 def matrices() -> Iterator[Case]:
-    for dtype, n in (("float32", 3), ("float16", 3), ("float64", 3), ("complex64", 3), ("float32", 6)):
+    for dtype, n in ("float32", 3), ("float16", 3), ("float64", 3), ("complex64", 3), ("float32", 6), ("complex64", 6):
         x, label = array(1, n, n, dtype=dtype), f"{dtype} matrix of {n}"
         definite = polyarr.asarray(np.eye(n) + 1, dtype=getattr(polyarr, dtype))
         yield Case(f"cholesky {label}", ops.cholesky, (definite,))
@@ -298,6 +298,7 @@ def matrices() -> Iterator[Case]:
         yield Case(f"qr {label}", lambda x: ops.qr(x[..., :-1]), (x,))
         yield Case(f"eigh {label}", ops.eigh, (x,))
         yield Case(f"svd {label}", lambda x: ops.svd(x[:, :-1]), (x,))
+    yield Case("eigh of equal halves", ops.eigh, (polyarr.asarray(np.eye(16, k=1) + np.eye(16, k=-1)),))
     bad = polyarr.asarray(np.full((2, 3, 3), np.nan, np.float32))
     for op in (ops.cholesky, ops.inv, ops.slogdet, ops.qr, ops.eigh, ops.svd):
         yield Case(f"{op.name} of nan", partial(refused, op), (bad,))

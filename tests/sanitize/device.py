@@ -13,7 +13,7 @@ from polyarr.backends.opencl.copying.copy import download
 from polyarr.backends.opencl.fft import passes, spectra, stages
 from polyarr.backends.opencl.gemm import grouped, matmul
 from polyarr.backends.opencl.indexing import index
-from polyarr.backends.opencl.linalg import jacobi, matrices, triangular
+from polyarr.backends.opencl.linalg import eigen, jacobi, matrices, triangular, tridiagonal
 from polyarr.backends.opencl.reductions import global_norm, reduce
 from polyarr.backends.opencl.replay.fusion import fusion_of
 from polyarr.backends.opencl.runtime.device import Device
@@ -75,6 +75,7 @@ def shrink() -> None:
     triangular.CHUNK["gpu"] = jacobi.CHUNK["gpu"] = jacobi.CHUNK["cpu"] = 8
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
+    eigen.MIN_TRIDIAGONAL, tridiagonal.PANEL, tridiagonal.MAX_LEAF = {"eigh": 5, "svd": 5}, 4, 2
     spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8
     stages.LOCAL_BYTES, passes.FINE_BITS = {"cpu": 2**12, "gpu": 2**10}, 3
     matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8

@@ -12,7 +12,7 @@ from polyarr.backends.opencl.elementwise import adamw, astype_all, dropout, elem
 from polyarr.backends.opencl.fft import spectra
 from polyarr.backends.opencl.gemm import grouped, linear, matmul, quantized_linear
 from polyarr.backends.opencl.indexing import embedding, index, segments
-from polyarr.backends.opencl.linalg import cholesky, elimination, jacobi, qr
+from polyarr.backends.opencl.linalg import cholesky, eigen, elimination, qr
 from polyarr.backends.opencl.reductions import global_norm, reduce, scan
 from polyarr.backends.opencl.rows import cross_entropy, norm, softmax
 from polyarr.backends.opencl.runtime.checking import checked_kernels, is_checked
@@ -73,8 +73,8 @@ KERNELS = {
     ops.inv: elimination.inv,
     ops.slogdet: elimination.slogdet,
     ops.qr: qr.qr,
-    ops.eigh: jacobi.eigh,
-    ops.svd: jacobi.svd,
+    ops.eigh: eigen.eigh,
+    ops.svd: eigen.svd,
 }
 
 # Scalar inputs that kernels can read from device memory.

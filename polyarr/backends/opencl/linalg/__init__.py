@@ -1,1 +1,1 @@
-"""The group linalg: elimination and QR decomposition by blocks, eigenvalues and singular values by Jacobi's method."""
+"""The group linalg: elimination, QR decomposition, and eigenvalues and singular values by two methods."""

@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values by Jacobi's method, in parallel over pairs of blocks of rows.
+"""Eigenvalues and singular values by Jacobi's method, in parallel over pairs of blocks of rows; eigen.py says where.
 
 Singular values: x = Q R, then the rows of R are rotated until they are orthogonal, J R = S V^H. The norms of the rows
 are the singular values, and U = Q J^H. A second QR decomposition completes V where singular values are 0.
@@ -8,74 +8,41 @@ Sources: Demmel, Veselic 1992, doi:10.1137/0613074; Drmac, Veselic 2008, doi:10.
 
 from polyarr.backends.opencl.gemm.matmul import matmul
 from polyarr.backends.opencl.linalg import qr
-from polyarr.backends.opencl.linalg.matrices import INT32, UPPER, Call, block, diagonal, matrices_of
-from polyarr.backends.opencl.runtime.device import Device
-from polyarr.backends.opencl.runtime.layout import Buffer, spec_of, swapped, view
-from polyarr.core.spec import COMPLEX, Spec, complex128, float32, float64, real_of
+from polyarr.backends.opencl.linalg.matrices import EPS, INT32, UPPER, Call, block
+from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
+from polyarr.core.spec import COMPLEX, Spec, complex128, real_of
 
 MAX_HALF = 16  # rows of a block; half of that for complex128, because of the size of local memory
 VECTOR = {"cpu": 8, "gpu": 1}  # elements of a vector, if they are real
 CHUNK = {"cpu": 256, "gpu": 128}
-EPS = {float32: "1.1920929e-7f", float64: "2.220446049250313e-16"}
 # Sweeps over all pairs of blocks, and of one pair while it is rotated, at most; it stops when nothing changes.
 SWEEPS, SWEEPS_OF_SEVERAL, INNER_SWEEPS = 6, 20, 16
 
 
-def eigh(device: Device, out: tuple[Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer]:
-    """Return the eigenvalues, ascending, and the eigenvectors of the Hermitian parts of matrices."""
-    if 0 in x.shape:
-        return device.empty(out[0]), device.empty(out[1])
-    call, n, x = Call(device, "eigh", x.shape, x.dtype), x.shape[-1], matrices_of(device, x)
-    scales, w = call.scales(x), _beside_identity(call, n)
-    x = call.move(call.empty(n, n), x, hermitian=True, scales=scales)
+def eigh(call: Call, x: Buffer) -> tuple[Buffer, Buffer]:
+    """Return the eigenvalues (matrices, 1, n), ascending, and the eigenvectors of Hermitian matrices."""
+    n, w = x.shape[1], _beside_identity(call, x.shape[1])
     half, size = call.move(block(w, slice(n), slice(n)), x), w.shape[1]
     _sweep(call, w, n, hermitian=True)
     # Each rotation rounds the diagonal. The Rayleigh quotients v^H x v of the eigenvectors are ten times as near.
-    call.move(half, matmul(device, spec_of(x), block(w, slice(n), slice(size, size + n)), x))
+    call.move(half, matmul(call.device, spec_of(x), block(w, slice(n), slice(size, size + n)), x))
     vectors = call.empty(n, n)
-    values = _arrange(call, w, vectors)
-    return (
-        call.store(out[0], values, scales=scales, divide=True),
-        call.store(out[1], vectors, signs=_by_column(call.signs(vectors), vectors), back=True),
-    )
+    return _arrange(call, w, vectors), vectors
 
 
-def svd(device: Device, out: tuple[Spec, Spec, Spec], x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
-    """Return u, the singular values, descending, and vh of matrices."""
-    if 0 in x.shape:
-        return device.empty(out[0]), device.empty(out[1]), device.empty(out[2])
-    call, x = Call(device, "svd", x.shape, x.dtype), matrices_of(device, x)
-    scales, is_wide = call.scales(x), x.shape[1] < x.shape[2]
-    x = swapped(x) if is_wide else x
+def svd(call: Call, x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
+    """Return u, the singular values (matrices, 1, n), descending, and v of matrices (matrices, m, n), m >= n.
+
+    x is overwritten.
+    """
     _, m, n = x.shape
-    r = call.move(call.empty(m, n), x, scales=scales, conjugate=is_wide)
-    reflections = qr.factorize(call, r)
+    reflections = qr.factorize(call, x)
     w, left, right = _beside_identity(call, n), call.zeros(m, n), call.empty(n, n)
-    call.move(block(w, slice(n), slice(n)), block(r, slice(n), slice(n)), keep=UPPER)
+    call.move(block(w, slice(n), slice(n)), block(x, slice(n), slice(n)), keep=UPPER)
     _sweep(call, w, n, hermitian=False)
     values = _arrange(call, w, left, right)
     qr.multiply(call, reflections, left)
-    right = _orthonormal(call, right)
-    u, v = (right, left) if is_wide else (left, right)
-    signs = call.signs(u)
-    return (
-        call.store(out[0], u, signs=_by_column(signs, u), back=True),
-        call.store(out[1], values, scales=scales, divide=True),
-        call.store(out[2], swapped(v), conjugate=True, signs=swapped(_by_column(signs, v))),
-    )
-
-
-def _orthonormal(call: Call, x: Buffer) -> Buffer:
-    """Return orthonormal columns near those of x, which are orthonormal or 0."""
-    reflections = qr.factorize(call, x)
-    q = call.set_identity(call.zeros(*x.shape[1:]))
-    qr.multiply(call, reflections, q)
-    return call.move(call.empty(*x.shape[1:]), q, signs=diagonal(x, True))
-
-
-def _by_column(signs: Buffer, like: Buffer) -> Buffer:
-    """Return a view of signs (matrices, columns) repeated for each row of like."""
-    return view(signs, like.shape, (like.shape[2], 0, 1), 0)
+    return left, values, qr.orthonormal(call, right)
 
 
 class _Blocks:

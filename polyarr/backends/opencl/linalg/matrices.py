@@ -12,7 +12,7 @@ from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, reshaped, spec_of, swapped, view, window
 from polyarr.backends.opencl.runtime.program import Program, types
 from polyarr.backends.opencl.runtime.source import SCALARS
-from polyarr.core.spec import COMPLEX, Spec, real_of
+from polyarr.core.spec import COMPLEX, Spec, float32, float64, real_of
 
 INT32 = np.dtype("int32")
 GROUP = {"cpu": 1, "gpu": 128}  # work-items that share a matrix
@@ -20,6 +20,7 @@ TALL_GROUP = {"cpu": 1, "gpu": 512}  # work-items that share a panel of a matrix
 TALL = 256
 TILE_GROUP = 512  # work-items that share a tile on GPUs
 PANEL = {"cpu": 64, "gpu": 32}  # columns that a work-group eliminates before the rest is updated by a product
+EPS = {float32: "1.1920929e-7f", float64: "2.220446049250313e-16"}  # distance from 1 to the next number
 MAX_SCALE = {"float": "0x1p126f", "double": "0x1p1000"}
 EVERYTHING, LOWER, UPPER = 0, -1, 1  # triangles to keep
 

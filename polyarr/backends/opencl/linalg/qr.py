@@ -55,6 +55,17 @@ def multiply(call: Call, v: Buffer, c: Buffer) -> None:
         _reflect(call, block(v, rows, slice(first, last)), block(c, rows, slice(None)), last_first=True)
 
 
+def orthonormal(call: Call, x: Buffer) -> Buffer:
+    """Return orthonormal columns near those of x, a square matrix whose columns are nearly orthonormal or 0.
+
+    A column is only changed by those before it. x is overwritten.
+    """
+    reflections = factorize(call, x)
+    q = call.set_identity(call.zeros(*x.shape[1:]))
+    multiply(call, reflections, q)
+    return call.move(call.empty(*x.shape[1:]), q, signs=diagonal(x, True))
+
+
 def _panels(call: Call, n: int) -> list[tuple[int, int]]:
     return [(first, min(first + call.panel, n)) for first in range(0, n, call.panel)]
 

@@ -11,7 +11,7 @@ from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a 
 from tests.helpers.launches import launches
 from tests.helpers.opencl_modules import opencl_modules
 
-jacobi, matrices = opencl_modules("jacobi", "matrices")
+eigen, jacobi, matrices, tridiagonal = opencl_modules("eigen", "jacobi", "matrices", "tridiagonal")
 pytestmark = pytest.mark.polyarr_backend("opencl")
 RNG = np.random.default_rng(3)
 EPS = 2.0**-52
@@ -25,6 +25,9 @@ def device(request, backend, as_gpu, monkeypatch):  # noqa: F811
     monkeypatch.setattr(matrices, "TALL_GROUP", {"cpu": 1, "gpu": 32})
     monkeypatch.setattr(matrices, "TALL", 20)
     monkeypatch.setattr(jacobi, "MAX_HALF", 4)
+    monkeypatch.setattr(eigen, "MIN_TRIDIAGONAL", {"eigh": 4, "svd": 6})
+    monkeypatch.setattr(tridiagonal, "PANEL", 3)
+    monkeypatch.setattr(tridiagonal, "MAX_LEAF", 3)
     programs = as_gpu.upload.__self__.programs
     build, options = programs._build, programs.options
 
@@ -63,6 +66,7 @@ SQUARES = {
     "graded": random(11, 11) * graded(11) * graded(11)[:, None],
     "singular values down to 1e-18": rotation(12) * np.logspace(0, -18, 12) @ rotation(12),
     "repeated eigenvalues": (lambda q: q * np.resize([1.0, 1.0, 2.0, -1.0], 13) @ q.T)(rotation(13)),
+    "equal halves": np.eye(12) * 2 + np.eye(12, k=1) + np.eye(12, k=-1),  # of equal eigenvalues, when it is divided
     "huge": random(5, 5) * 1e300,
     "tiny": random(5, 5) * 1e-300,
     "exchange": np.eye(9)[::-1] * np.arange(1, 10),
