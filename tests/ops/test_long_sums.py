@@ -118,6 +118,22 @@ def test_losses_over_many_rows(backend: Backend) -> None:
     agree("reduction", ops.global_norm([pa.full((LENGTH,), 0.1)] * 3), np.sqrt(3 * LENGTH) * TENTH)
 
 
+@pytest.mark.parametrize("length", [65_537, 3_000_000])
+def test_softmaxes_of_long_rows(backend: Backend, length: int) -> None:
+    host = np.full((2, length), -0.44, np.float32)
+    host[:, -1] = 0
+    x, g, wide = pa.asarray(host), pa.full((2, length), 0.1), host.astype("float64")
+    total = np.exp(wide).sum(1, keepdims=True)
+    shares = np.exp(wide) / total
+    for op, due in ((ops.softmax, shares), (ops.log_softmax, wide - np.log(total))):
+        found, pull = pa.vjp(lambda x, op=op: op(x, axis=1), x)
+        agree("reduction", found, due)
+        if op is ops.log_softmax:
+            agree("gradient", pull(g)[0], TENTH - shares * TENTH * length)
+        else:
+            agree("gradient", pull(x)[0], shares * (wide - (wide * shares).sum(1, keepdims=True)))
+
+
 @pytest.mark.parametrize("overflow", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_an_infinity_among_many_stays_one(backend: Backend, dtype: str, overflow: bool) -> None:

@@ -16,6 +16,7 @@ from polyarr.backends.opencl.indexing import index
 from polyarr.backends.opencl.linalg import eigen, jacobi, matrices, triangular, tridiagonal
 from polyarr.backends.opencl.reductions import global_norm, reduce
 from polyarr.backends.opencl.replay.fusion import fusion_of
+from polyarr.backends.opencl.rows import softmax
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.geometry import CpuGeometry, GpuGeometry, geometry_of
 from polyarr.backends.opencl.runtime.layout import Buffer
@@ -76,6 +77,7 @@ def shrink() -> None:
     triangular.CHUNK["cpu"] = matrices.PANEL["cpu"] = matrices.PANEL["gpu"] = jacobi.MAX_HALF = 4
     jacobi.SWEEPS = jacobi.SWEEPS_OF_SEVERAL = 4
     eigen.MIN_TRIDIAGONAL, tridiagonal.PANEL, tridiagonal.MAX_LEAF = {"eigh": 5, "svd": 5}, 4, 2
+    softmax.MAX_PLAIN_SUM = 500
     spectra.GROUP["gpu"] = spectra.CHUNK["gpu"] = spectra.CHUNK["cpu"] = 8
     stages.LOCAL_BYTES, passes.FINE_BITS = {"cpu": 2**12, "gpu": 2**10}, 3
     matmul.GROUPS_PER_UNIT, matmul.MIN_SLICE_K, matmul.MIN_PACKED_STRIDE = 1, 32, 8

@@ -376,21 +376,23 @@ static inline uint4 philox4x32(ulong block, ulong counter, ulong key) {
 // Run statements for each column c of a work-item's share of the row; w is the index of the partial result for it. The
 // statements are one macro argument, so they must not contain a comma outside of parentheses. The loop is unrolled, to
 // keep partial results in registers; if NARROW, for 16-bit dtypes, it is vectorized. EACH_COLUMN_WIDELY, for expensive
-// columns, is always vectorized if it is long enough.
+// columns, is always vectorized if it is long enough. EACH_COLUMN_FROM and EACH_COLUMN_WIDELY_FROM skip the first ones.
 #if defined(NARROW) && NARROW && HAS_BUILTINS && WIDE < 16
-#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(8)"), STATEMENTS)
+#define EACH_COLUMN_FROM(FIRST, STATEMENTS) COLUMN_LOOPS(FIRST, _Pragma("clang loop vectorize_width(8)"), STATEMENTS)
 #elif defined(NARROW) && NARROW && HAS_BUILTINS  // in some unrolled loops clang does not vectorize conversions
-#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("clang loop vectorize_width(16)"), STATEMENTS)
+#define EACH_COLUMN_FROM(FIRST, STATEMENTS) COLUMN_LOOPS(FIRST, _Pragma("clang loop vectorize_width(16)"), STATEMENTS)
 #else
-#define EACH_COLUMN(STATEMENTS) COLUMN_LOOPS(_Pragma("unroll"), STATEMENTS)
+#define EACH_COLUMN_FROM(FIRST, STATEMENTS) COLUMN_LOOPS(FIRST, _Pragma("unroll"), STATEMENTS)
 #endif
 #if defined(WIDE_LOOPS) && WIDE >= WIDE_LOOPS
-#define EACH_COLUMN_WIDELY(STATEMENTS) COLUMN_LOOPS(WIDELY, STATEMENTS)
+#define EACH_COLUMN_WIDELY_FROM(FIRST, STATEMENTS) COLUMN_LOOPS(FIRST, WIDELY, STATEMENTS)
 #else
-#define EACH_COLUMN_WIDELY EACH_COLUMN
+#define EACH_COLUMN_WIDELY_FROM EACH_COLUMN_FROM
 #endif
-#define COLUMN_LOOPS(HOW, STATEMENTS) { \
-        size_t base = 0; \
+#define EACH_COLUMN(STATEMENTS) EACH_COLUMN_FROM(0, STATEMENTS)
+#define EACH_COLUMN_WIDELY(STATEMENTS) EACH_COLUMN_WIDELY_FROM(0, STATEMENTS)
+#define COLUMN_LOOPS(FIRST, HOW, STATEMENTS) { \
+        size_t base = FIRST; \
         for (; base + WIDE * LANES <= columns; base += WIDE * LANES) \
             HOW for (int w = 0; w < WIDE; w++) { \
                 const size_t c = base + w * LANES + me; \
