@@ -75,6 +75,11 @@ _add(
     *(Sample((_ODD,), {"axis": axis}) for axis in (0, 1)),
 )  # fmt: skip
 _add(VALUES, (ops.argtopk, ops.topk), Sample((_ODD,), {"axis": 1, "k": 7}))
+# equal elements far apart, and nan and infinities in narrow floats
+for _data in (Data((2, 5003), "int32", "ties"), *(Data((12, 37), d, "nonfinite") for d in ("float16", "bfloat16"))):
+    for _descending in (False, True):
+        _add(VALUES, (ops.argsort, ops.sort), Sample((_data,), {"axis": 1, "descending": _descending}))
+    _add(VALUES, (ops.argtopk, ops.topk), *(Sample((_data,), {"axis": 1, "k": k}) for k in (5, 30)))
 _add(VALUES, [ops.layer_norm], Sample((_EVEN, *_WEIGHTS), {"eps": 0.1}))
 _add(VALUES, [ops.rms_norm], Sample((_EVEN, _WEIGHTS[0]), {"eps": 1e-5}))
 

@@ -167,6 +167,37 @@ paired(
     lambda y, *b: y.fill(0),
 )
 
+# ---- order -------------------------------------------------------------------------------------------------------
+
+
+def unstable(kernel):
+    """Exchange equal neighbors in the order of long rows of integers."""
+
+    def changed(out, x, *, axis, descending, stable):
+        at = kernel(out, x, axis=axis, descending=descending, stable=stable)
+        if x.dtype.kind != "i" or axis != x.ndim - 1 or x.shape[axis] <= 1024:
+            return at
+        pairs = np.array(at[..., : x.shape[axis] // 2 * 2]).reshape(*x.shape[:-1], -1, 2)
+        left, right = (np.take_along_axis(x, pairs[..., i], axis) for i in (0, 1))
+        pairs = np.where((left == right)[..., None], pairs[..., ::-1], pairs)
+        return np.concatenate([pairs.reshape(*x.shape[:-1], -1), at[..., x.shape[axis] // 2 * 2 :]], axis)
+
+    return changed
+
+
+wrapping(
+    "numpy", ops.argsort, "argsort: equal elements change places", {"promised-argsort": differs()}, unstable
+)
+wrapping(
+    "numpy",
+    ops.argtopk,
+    "argtopk: a nan of float16 is the smallest",
+    {"promised-argtopk": differs()},
+    lambda kernel: lambda out, x, **p: kernel(
+        out, np.where(np.isnan(x), -np.inf, x).astype(x.dtype) if x.dtype == np.float16 else x, **p
+    ),
+)
+
 # ---- batches of products that are less exact -----------------------------------------------------------------------
 
 
