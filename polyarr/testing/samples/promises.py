@@ -42,6 +42,7 @@ _add(
     GRADIENTS, (ops.max, ops.min, ops.prod, ops.sum, ops.mean),
     *(Sample((Data((5, 7), values="ties", seed=2),), {"axis": axis}) for axis in (0, 1, None, ())),
     Sample((Data((4, 6), values="zeros"),), {"axis": 1}), Sample((Data((3, 5), values="one true"),), {"axis": 1}),
+    *(Sample((Data((2, 3, 4, 5), values="near one"),), {"axis": axis}) for axis in ((0, 2), (1, 3))),
 )  # fmt: skip
 _add(GRADIENTS, (ops.abs, ops.relu, ops.square, ops.silu, ops.gelu, ops.tanh, ops.erf), Sample((_TIES,)))
 _add(
@@ -119,6 +120,8 @@ for _shape in ((0, 5, 3), (2, 5, 0)):  # beside the axis that is indexed
     _at = Data((4,), "int64", "unique", limit=5)
     _add(VALUES, [ops.take], Sample((_empty, _at), {"axis": 1}))
     _add(VALUES, (ops.scatter, ops.scatter_add), Sample((_empty, _at, _into), {"axis": 1}))
+_at, _into = Data((5003,), "int64", "index", seed=2, limit=5), Data((5003, 3), seed=1)
+_add(VALUES, [ops.scatter], Sample((Data((5, 3)), _at, _into), {"axis": 0}))  # the last update for an index counts
 for _rate in (0.0, 1.0, 2.0**-24, 1 - 2.0**-24):
     _add(GRADIENTS, [ops.dropout], Sample((Data((3, 33)), 2**64 - 1, 2**40 + 1), {"rate": _rate}))
 

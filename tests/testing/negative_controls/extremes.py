@@ -110,6 +110,14 @@ spoilt(
 
 # ---- what is documented ----------------------------------------------------------------------------------------------
 
+spoilt(
+    ops.sum,
+    "sum: over two separate axes, the axes that stay are exchanged",
+    lambda out, x, *, axis, keepdims, **p: len(axis) == 2 and axis[1] == axis[0] + 2 and x.ndim == 4 and not keepdims,
+    lambda y, x: np.copyto(y, y.T.reshape(y.shape)),
+    {"promised-sum": differs()},
+)
+
 
 def refusing_nothing(kernel):
     def quiet(out, *bufs, **params):
@@ -196,6 +204,20 @@ wrapping(
     lambda kernel: lambda out, x, **p: kernel(
         out, np.where(np.isnan(x), -np.inf, x).astype(x.dtype) if x.dtype == np.float16 else x, **p
     ),
+)
+
+def first_of_many(kernel):
+    """Of more than 1,024 updates, let the first for an index count."""
+
+    def changed(out, x, at, updates, *, axis):
+        many = at.ndim == 1 and at.size > 1024 and axis == 0
+        return kernel(out, x, at[::-1], updates[::-1], axis=axis) if many else kernel(out, x, at, updates, axis=axis)
+
+    return changed
+
+
+wrapping(
+    "numpy", ops.scatter, "scatter: of many updates the first counts", {"promised-scatter": differs()}, first_of_many
 )
 
 # ---- batches of products that are less exact -----------------------------------------------------------------------
