@@ -174,7 +174,7 @@ def _with_isolated_special(data: "Data", rng: np.random.Generator, size: int, dt
 
 def _edges(rng: np.random.Generator, size: int, dtype: np.dtype) -> np.ndarray:
     """Return whole numbers next to those that a float or a narrower integer cannot represent, if dtype holds them."""
-    powers = [sign * 2**bits + step for bits in (24, 31, 32, 53, 63) for step in (-1, 0, 1, 2) for sign in (1, -1)]
+    powers = [sign * 2**bits + step for bits in (24, 31, 32, 53, 63) for step in (-2, -1, 0, 1, 2) for sign in (1, -1)]
     info = np.iinfo(dtype)
     chosen = [n for n in powers if info.min <= n <= info.max] or [info.min, info.max, 1]
     return np.array(chosen, dtype)[rng.permutation(size) % len(chosen)]

@@ -1,8 +1,9 @@
 """Calls with numbers that narrower dtypes, and sums in a single accumulator, cannot represent.
 
 Integers around 2**24, 2**31, 2**53 and 2**63 for every op that accepts integers; Python numbers that float32 or int32
-does not hold; conversions over the whole range of an integer; sums that lose digits or overflow a narrow accumulator.
-As in large.py, everything else comes from the simplest call that the op's entry draws.
+does not hold; arrays without axes; conversions over the whole range of an integer, and of fractions of both signs; sums
+that lose digits or overflow a narrow accumulator. As in large.py, everything else comes from the simplest call that the
+op's entry draws.
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.core.op import Op
+from polyarr.testing.samples import elementwise
 from polyarr.testing.samples.entry import Entry
 from polyarr.testing.samples.large import LINE
 from polyarr.testing.strategies import Data, Sample
@@ -31,6 +33,8 @@ EXTRA: dict[Op, list[Sample]] = {}
 def numbers(op: Op, entry: Entry, usual: str, template: Sample) -> list[Sample]:
     """Return such calls of an op; none if it cannot fail in this way."""
     found = [] if op in UNFIT else [*_edges(entry, usual, template), *_with_numbers(op, entry, usual, template)]
+    if op in elementwise.SAMPLES:
+        found.append(replace(template, inputs=template.mapped(lambda d: replace(d, shape=()))))
     return [*found, *EXTRA.get(op, ())]
 
 
@@ -97,8 +101,12 @@ EXTRA[ops.astype] = [
         for source in ("float16", "float32", "float64") for target in _INTEGERS
     ),
     *(
-        Sample((Data((33,), source, "edges"),), {"dtype": target})
+        Sample((Data((65,), source, "edges"),), {"dtype": target})
         for source in WIDE for target in (*WIDE, "uint8", "float32", "float64")
+    ),
+    *(
+        Sample((Data((33,), source, "unit"),), {"dtype": target})  # fractions of both signs become 0
+        for source in ("float16", "float32", "float64") for target in _INTEGERS
     ),
 ]  # fmt: skip
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.core.backend import count_download
-from tests.testing.negative_controls.sizes import wrapping
+from tests.testing.negative_controls.sizes import spoilt, wrapping
 from tests.testing.negative_controls.table import differs, fault, with_kernels
 
 
@@ -29,7 +29,7 @@ def through(op, dtypes, narrow, name, good="numpy"):
 SIGNED, UNSIGNED = (np.dtype("int32"), np.dtype("int64")), (np.dtype("uint32"), np.dtype("uint64"))
 for _op in (ops.maximum, ops.less, ops.where, ops.concat, ops.max, ops.argsort):
     through(_op, SIGNED[:1], np.float32, f"{_op.name}: int32 goes through float32")
-for _op in (ops.equal, ops.take, ops.slice_update, ops.multiply, ops.remainder, ops.cumulative_sum):
+for _op in (ops.argmax, ops.equal, ops.take, ops.slice_update, ops.multiply, ops.remainder, ops.cumulative_sum):
     through(_op, SIGNED[1:], np.float64, f"{_op.name}: int64 goes through float64")
 through(ops.matrix_product, SIGNED[1:], np.int32, "matrix_product: int64 goes through int32")
 
@@ -148,6 +148,27 @@ for _source, _target, _through, _name in (
     ("i", "i", lambda x, d: "float64", "astype: whole numbers become others by way of float64"),
 ):
     wrapping("numpy", ops.astype, _name, {"numbers-astype": differs()}, converted(_source, _target, _through))
+
+
+
+def rounded_down(kernel):
+    """Round floats down, not toward 0, before they become unsigned."""
+
+    def changed(out, x, *, dtype):
+        found = kernel(out, x, dtype=dtype)
+        return np.where((x < 0) & (x > -1), np.iinfo(dtype).max, found) if x.dtype.kind + dtype.kind == "fu" else found
+
+    return changed
+
+
+wrapping("numpy", ops.astype, "astype: fractions below 0 are rounded down", {"numbers-astype": differs()}, rounded_down)
+spoilt(
+    ops.where,
+    "where: without axes, the condition is taken for its inverse",
+    lambda out, c, x, y: np.ndim(c) == np.ndim(x) == 0,
+    lambda z, c, x, y: np.copyto(z, y if c else x),
+    {"numbers-where": differs()},
+)
 
 # ---- sums --------------------------------------------------------------------------------------------------------
 
