@@ -76,6 +76,6 @@ def corners(dtype: np.dtype) -> np.ndarray:
     info = finfo(dtype)
     tiny, top = float(info.smallest_normal), float(info.max)
     positive = [0.0, tiny * float(info.eps), tiny / 2, tiny, float(info.eps), 1e-4, 0.5, 1 - float(info.eps) / 2, 1.0]
-    positive += [1 + float(info.eps), 1.5, 2.0, 2.5, 3.0, 20.0, 100.0, top**0.5, top / 2, top, np.inf]
+    positive += [1 + float(info.eps), 1.5, 2.0, 2.5, 3.0, 20.0, 100.0, 2.0**24 - 1, top**0.5, top / 2, top, np.inf]
     with np.errstate(all="ignore"):
         return np.concatenate([positive, [-a for a in positive], NANS]).astype(dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.core.op import Op
-from polyarr.core.spec import COMPLEX, DTYPES, as_dtype
+from polyarr.core.spec import COMPLEX, DTYPES, NARROW, as_dtype
 from polyarr.testing.samples import elementwise, special
 from polyarr.testing.samples.entry import Entry
 from polyarr.testing.strategies import Data, Sample
@@ -75,11 +75,13 @@ def _every_pair(dtype: str, values: str, n: int) -> tuple[Data, Data]:
 
 
 def _divided(dtype: str) -> Iterator[Sample]:
-    """Yield integers and floats whose quotients are exact or far from whole numbers."""
+    """Yield integers; and floats whose quotients are exact, or large and far from whole numbers."""
     if "int" in dtype:
         yield from _paired(dtype)
     else:
         yield Sample((Data((1, 2049), dtype, "ramp"), Data((32, 1), dtype, "few")))
+        largest = -(2**14 if as_dtype(dtype) in NARROW else 2**20)  # of both signs
+        yield Sample((Data((1, 2049), dtype, "spread", limit=largest), Data((32, 1), dtype, "few")))
 
 
 def _raised(dtype: str) -> Iterator[Sample]:

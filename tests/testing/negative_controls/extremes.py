@@ -108,6 +108,30 @@ spoilt(
     swept(ops.multiply, "float16"),
 )
 
+# ---- quotients and powers ------------------------------------------------------------------------------------------
+
+spoilt(
+    ops.remainder,
+    "remainder: x - floor(x / y) * y, rounded at each step",
+    of(np.float32, 2),
+    replaced(lambda z, x, y: np.where(y == 0, z, x - np.floor(x / np.where(y == 0, 1, y)) * y)),
+    {"large-remainder": differs()},
+)
+spoilt(
+    ops.remainder,
+    "remainder: a quotient past 2^15 is cut to 16 bits",
+    of(np.float32, 2),
+    replaced(lambda z, x, y: np.where(np.abs(x) >= 2**15 * np.abs(y), z + 65536 * y, z)),
+    swept(ops.remainder, "float32"),
+)
+spoilt(
+    ops.pow,
+    "pow: exponents past 2^16 are even",
+    of(np.float32, 2),
+    replaced(lambda z, x, y: np.where((x < 0) & (y > 2**16) & (y < 2**24), np.abs(z), z)),
+    swept(ops.pow, "float32"),
+)
+
 # ---- what is documented ----------------------------------------------------------------------------------------------
 
 spoilt(
