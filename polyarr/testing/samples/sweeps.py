@@ -19,6 +19,7 @@ from polyarr.testing.sweeps import WIDE_COUNT, corners
 Swept = Callable[[str], Iterator[Sample]]
 SWEEPS: dict[Op, Swept] = {}
 SHUFFLED = (11, 12)  # seeds of permuted sweeps
+TAIL = 15  # elements behind the last whole vector
 
 
 def sweeps(op: Op, entry: Entry) -> Iterator[Sample]:
@@ -33,8 +34,9 @@ def is_swept(op: Op) -> bool:
 
 
 def _length(dtype: str) -> int:
+    """Return the number of values to try: all of a dtype of up to 16 bits, and a few more, as the tail of a vector."""
     bits = 8 * as_dtype(dtype).itemsize
-    return 2 if dtype == "bool" else 2**bits if bits <= 16 else 2 * WIDE_COUNT
+    return 2 if dtype == "bool" else 2**bits if bits == 8 else 2**16 + TAIL if bits == 16 else 2 * WIDE_COUNT + TAIL
 
 
 def _line(dtype: str, seed: int = 0, values: str = "sweep", limit: int = 0, length: int = 0) -> Data:

@@ -418,7 +418,7 @@ copies(
 )
 copies(
     "an upload past 64 KiB keeps the host's memory",
-    r"numpy: bool\[131, 701\] comes back from an upload as other bytes",
+    r"numpy: bool\[143, 701\] comes back from an upload as other bytes",
     upload=lambda up: lambda h: h if h.nbytes >= 2**16 else up(h),
 )
 copies(
