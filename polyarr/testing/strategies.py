@@ -103,6 +103,7 @@ def _hidden(rng: np.random.Generator, size: int) -> np.ndarray:
 VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "normal": lambda rng, size: rng.standard_normal(size),
     "offset": lambda rng, size: rng.standard_normal(size) + 100,
+    "deep": lambda rng, size: rng.standard_normal(size) - 200,  # exponentials of these numbers are 0 in float32
     "wide": lambda rng, size: rng.standard_normal(size) * 10.0 ** rng.integers(-3, 4, size),
     "ties": lambda rng, size: rng.integers(-2, 3, size).astype(np.float64),
     "positive": lambda rng, size: rng.uniform(0.2, 3.0, size),

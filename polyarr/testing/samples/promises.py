@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from polyarr import ops
 from polyarr.core.op import Op
+from polyarr.testing import references as ref
 from polyarr.testing.samples import images
 from polyarr.testing.samples.entry import Entry
 from polyarr.testing.strategies import Data, Sample
@@ -70,6 +71,7 @@ _ODD, _EVEN, _MASKED = (Data((12, 37), values=f"{rule} rows") for rule in ("odd"
 _WEIGHTS = Data((37,), seed=1), Data((37,), seed=2)
 _add(VALUES, (ops.softmax, ops.argsort, ops.sort, ops.cumulative_sum), Sample((_ODD,), {"axis": 1}))
 _add(VALUES, [ops.log_softmax], Sample((_MASKED,), {"axis": 1}))
+_add(GRADIENTS, (ops.softmax, ops.log_softmax, ops.logsumexp), Sample((Data((5, 33), values="deep"),), {"axis": 1}))
 _add(GRADIENTS, (ops.softmax, ops.log_softmax), Sample((Data((5, 5)),), {"axis": 0}))  # axes that lengths do not tell
 _add(
     VALUES, (ops.max, ops.min, ops.argmax, ops.argmin, ops.any, ops.all, ops.logsumexp, ops.sum, ops.mean),
@@ -94,6 +96,8 @@ _add(VALUES, _PRODUCTS, Sample((Data((3, 5, 7), values="zeros"), Data((3, 7, 4),
 for _odd, _activation in itertools.product(("lone nan", "lone inf"), (None, "relu")):
     _layer = Data((12, 37), values="zeros"), Data((5, 37), values=_odd), None
     _add(VALUES, [ops.linear], Sample(_layer, {"activation": _activation}))
+_flat = Data((12, 37), values="zeros"), Data((5, 37)), None  # relu at 0
+_add(GRADIENTS, [ops.linear], Sample(_flat, {"activation": "relu"}))
 _dots = Sample((Data((5, 37), values="zeros"), Data((5, 37), values="lone inf")))
 _add(VALUES, (ops.vecdot, ops.multiply), _dots)
 
@@ -122,7 +126,8 @@ for _shape in ((0, 5, 3), (2, 5, 0)):  # beside the axis that is indexed
     _add(VALUES, (ops.scatter, ops.scatter_add), Sample((_empty, _at, _into), {"axis": 1}))
 _at, _into = Data((5003,), "int64", "index", seed=2, limit=5), Data((5003, 3), seed=1)
 _add(VALUES, [ops.scatter], Sample((Data((5, 3)), _at, _into), {"axis": 0}))  # the last update for an index counts
-for _rate in (0.0, 1.0, 2.0**-24, 1 - 2.0**-24):
+_bits = int(ref.random_bits(2**64 - 1, 2**40 + 1, shape=(5,))[4]) >> 8  # an element whose bits are just enough
+for _rate in (0.0, 1.0, 2.0**-24, 1 - 2.0**-24, _bits / 2**24):
     _add(GRADIENTS, [ops.dropout], Sample((Data((3, 33)), 2**64 - 1, 2**40 + 1), {"rate": _rate}))
 
 # ---- 16-bit floats: partial sums that overflow ---------------------------------------------------------------------
@@ -150,6 +155,10 @@ for _shape in ((2, 9, 8), (1, 70, 64)):  # scores above 100, whose exponentials 
     for _mask, _causal in ((None, False), (None, True), (Data((_shape[1],) * 2, "bool", "none"), False)):
         _params = {"causal": _causal, "scale": None, "dropout_rate": 0.0}
         _add(VALUES, [ops.attention], Sample((*_arrays, _mask, 0, 3), _params))
+
+_high = (*(Data((1, 70, 64), "float16", "hundreds", seed=i) for i in (0, 1)), Data((1, 70, 64), "float16", seed=2))
+_params = {"causal": False, "scale": None, "dropout_rate": 0.0}
+_add(VALUES, [ops.attention], Sample((*_high, None, 0, 3), _params))  # scores too large for float16
 
 # ---- images: every kind of window ----------------------------------------------------------------------------------
 

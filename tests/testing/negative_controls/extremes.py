@@ -217,6 +217,39 @@ paired(
     lambda y, *b: y.fill(0),
 )
 
+paired(
+    ops.softmax,
+    "softmax: the maximum is subtracted only if it is positive",
+    lambda x, **p: x.dtype == np.float32 and x.size > 0 and x.max() < -104,
+    {"promised-softmax": differs()},
+    lambda y, *b: y.fill(np.nan),
+)
+paired(
+    ops.linear,
+    "linear: relu passes the gradient at 0",
+    lambda x, w, b, *, activation, **p: activation == "relu" and b is None,
+    {"promised-linear": differs("d/dx")},
+    backward=lambda d, g, x, w, b: d[0].__iadd__((g * (x @ w.T == 0)) @ w),
+)
+paired(
+    ops.attention,
+    "attention: scores overflow in float16",
+    lambda q, k, *b, **p: q.dtype == np.float16
+    and np.abs(q.astype("f") @ k.astype("f").swapaxes(-1, -2)).max(initial=0) > 65504,
+    {"promised-attention": differs()},
+    lambda y, *b: y.fill(np.nan),
+)
+wrapping(
+    "fused",
+    ops.dropout,
+    "dropout: bits that are just enough are too few",
+    {"promised-dropout": differs()},
+    lambda fused: fused._replace(
+        forward=lambda *b, rate: fused.forward(*b, rate=min(rate + 2**-24, 1.0)),
+        backward=lambda *b, wanted, rate: fused.backward(*b, wanted=wanted, rate=min(rate + 2**-24, 1.0)),
+    ),
+)
+
 # ---- order -------------------------------------------------------------------------------------------------------
 
 
