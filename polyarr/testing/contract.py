@@ -4,6 +4,7 @@ Every function takes a backend and the number of examples to try, like those of 
 CheckFailure, or Lacking if the backend leaves the field out.
 """
 
+import contextlib
 import functools
 import gc
 import time
@@ -186,10 +187,15 @@ def _whole_arrays_are_shared(backend: Backend) -> None:
         first, second = (backend.dlpack.export(x.buf) for _ in range(2))  # type: ignore[union-attr]
         seen = [Seen(shared) for shared in (first, second)]
         held = [memory_of(s) for s in seen]  # hold both: a second copy could reuse the memory of the first
+        copied = Seen(first, copy=True)
     except BufferError as error:
         raise CheckFailure(f"{backend.name}: dlpack exports no whole array of float32: {error}") from error
     if len({s.address for s in seen[: len(held)]}) > 1:
         raise CheckFailure(f"{backend.name}: dlpack exports a copy of a whole array; it must share its memory")
+    with contextlib.suppress(BufferError):  # for a library that makes no copies
+        memory_of(copied)
+    if copied.address == seen[0].address:
+        raise CheckFailure(f"{backend.name}: dlpack exports a whole array in place of the copy that was asked for")
 
 
 def _check_export(backend: Backend, what: str, view: Callable, host: np.ndarray, due: np.ndarray | None = None) -> None:

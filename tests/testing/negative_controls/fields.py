@@ -20,7 +20,7 @@ from tests.testing.negative_controls.table import fault
 
 def exporting(change):
     """Return a planter that changes exported memory."""
-    share = lambda buf: Shared(lambda stream, copy: change(np.asarray(buf)))
+    share = lambda buf: Shared(lambda stream, copy: np.array(buf) if copy else change(np.asarray(buf)))
     return lambda backend: backend._replace(dlpack=backend.dlpack._replace(export=share))
 
 
@@ -70,6 +70,11 @@ def exported_memory_has_no_owner(backend):
 @fault("numpy", {"backend-sharing": "numpy: dlpack exports a copy of a whole array; it must share its memory"})
 def an_export_copies(backend):
     return exporting(np.array)(backend)
+
+
+@fault("numpy", {"backend-sharing": "numpy: dlpack exports a whole array in place of the copy that was asked for"})
+def an_export_never_copies(backend):
+    return backend._replace(dlpack=backend.dlpack._replace(export=lambda buf: Shared(lambda stream, copy: buf)))
 
 
 @fault("numpy", comes("comes in"))
