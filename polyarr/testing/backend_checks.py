@@ -6,6 +6,7 @@ declares that it cannot do what the check needs.
 
 import contextlib
 import json
+import mmap
 import os
 import site
 import subprocess
@@ -90,7 +91,7 @@ def check_copies(backend: Backend, examples: int) -> None:
     for dtype in (d for d in DTYPES if d in backend.dtypes):
         for shape in ((), (0,), (1,), (33,), (2, 3, 5), LARGE):
             host = Data(shape, dtype.name, "special").numpy()
-            given = host.copy()
+            given = _at_a_page(host)
             x = polyarr.asarray(given, device=backend)
             given[...] = np.zeros((), dtype)
             first = x.numpy()
@@ -99,6 +100,15 @@ def check_copies(backend: Backend, examples: int) -> None:
             first[...] = np.ones((), dtype)
             if x.numpy().tobytes() != host.tobytes():
                 raise CheckFailure(f"{backend.name}: a download of {x.spec} shares the array's memory")
+
+
+def _at_a_page(host: np.ndarray) -> np.ndarray:
+    """Return a copy that begins a page of memory: a library may share aligned memory that it should copy."""
+    memory = np.empty(host.nbytes + mmap.PAGESIZE, np.uint8)
+    start = -memory.ctypes.data % mmap.PAGESIZE
+    found = memory[start : start + host.nbytes].view(host.dtype).reshape(host.shape)
+    found[...] = host
+    return found
 
 
 # Layouts of host arrays, and views of an array on a backend; all are made from a matrix.

@@ -98,6 +98,15 @@ def an_upload_keeps_the_callers_memory(backend):
     return backend._replace(upload=np.asarray)
 
 
+@fault("numpy", {"backend-copies": r"numpy: bool\[143, 701\] comes back from an upload as other bytes"})
+def an_upload_keeps_aligned_memory(backend):
+    def upload(host):
+        is_fit = host.nbytes >= 4096 and host.ctypes.data % 64 == 0 and host.flags.c_contiguous
+        return np.asarray(host) if is_fit else np.array(host)
+
+    return backend._replace(upload=upload)
+
+
 @fault("numpy", {"backend-copies": r"numpy: a download of bool\[\] shares the array's memory"})
 def a_download_is_the_memory_itself(backend):
     return backend._replace(download=np.asarray)
