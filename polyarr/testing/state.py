@@ -179,8 +179,10 @@ class _Call(NamedTuple):
 
 
 def _prepare(op: Op, backend: Backend, sample: Sample, thread: int) -> _Call:
-    """Return the call with the numbers of a thread."""
+    """Return the call with the numbers of a thread, and its key and counter of random bits."""
     mine = sample.with_other_numbers(thread)
+    named = zip(op.inputs, mine.inputs, strict=False)  # the last ones may be left out
+    mine = replace(mine, inputs=tuple([a ^ thread if name in ("key", "counter") else a for name, a in named]))
     args = mine.arrays(backend)
     cotangents = cotangents_of(op(*args, **mine.params), mine, 8 + thread)
 

@@ -255,6 +255,26 @@ def kernels_share_scratch_for_large_results(backend):
     return with_kernels(backend, {op: change(backend.kernels[op]) for op in changed})
 
 
+def with_a_common_state(kernel):
+    common = {}
+
+    def changed(out, key, counter, like, *, shape):
+        common["state"] = key, counter
+        key, counter = common["state"]  # before this line, another thread may have set it
+        return kernel(out, key, counter, like, shape=shape)
+
+    return changed
+
+
+wrapping(
+    "numpy",
+    ops.random_bits,
+    "random_bits: threads share key and counter",
+    {"threads-random_bits": THREADS},
+    with_a_common_state,
+)
+
+
 def at_home_only(kernel):
     """Leave the kernel's tables empty on all threads but the first."""
 
