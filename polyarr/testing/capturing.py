@@ -13,7 +13,7 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
-from polyarr.core.spec import COMPLEX, FLOATS, as_dtype, float32
+from polyarr.core.spec import COMPLEX, FLOATS, NARROW, as_dtype, float32
 from polyarr.testing.checks import check, cotangents_of, gradients_of, label_of, uses_unordered_op
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.state import is_valid, other_params
@@ -144,6 +144,11 @@ def check_joined(backend: Backend, examples: int) -> None:
         (z,) = Sample((Data((3, 5, 33), dtype.name),)).with_layout(layout).arrays(backend)
         if bits(parts(z)) != bits(_fusible_parts(z)):
             _refuse_joined(backend, f"{dtype.name}[3, 5, 33], {layout}")
+    layers = polyarr.compile(_fusible_layers)
+    for dtype in (d for d in (float32, *NARROW) if d in backend.dtypes):
+        args = Sample(tuple(Data(shape, dtype.name) for shape in ((5, 33), (33,), (33, 33)))).arrays(backend)
+        if bits(layers(*args)) != bits(_fusible_layers(*args)):
+            _refuse_joined(backend, f"norms and linear layers of {dtype.name}[5, 33]")
 
 
 def _refuse_joined(backend: Backend, place: str) -> None:
@@ -182,6 +187,18 @@ def _fusible_parts(z: Array) -> list[Array]:
     """Compute the parts of complex numbers, and sums of them, whose order must not depend on where a part is from."""
     found = ops.real_part(z * z), ops.imaginary_part(ops.conj(z))
     return [*found, *(ops.sum(part, axis=axis) for part in found for axis in (0, 1, 2, None))]
+
+
+def _fusible_layers(x: Array, row: Array, weight: Array) -> list[Array]:
+    """Compute norms and gated linear layers between residual connections, and their gradients."""
+
+    def block(x: Array, row: Array, weight: Array) -> Array:
+        total = x + ops.layer_norm(x, row, row)
+        found = ops.rms_norm(total, row)
+        return total + ops.silu(ops.linear(found, weight)) * ops.linear(found, weight * 0.5)
+
+    value, pull = polyarr.vjp(block, x, row, weight)
+    return [value, *pull(x)]
 
 
 def _runs(op: Op, sample: Sample, backend: Backend) -> Iterator[tuple[str, Sample, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from polyarr import ops, plugins
 from polyarr.capture.run import runner
 from polyarr.core.backend import count_download, count_upload
-from polyarr.core.program import Fusion, Kind
+from polyarr.core.program import Fusion, Kind, flat
 from polyarr.core.spec import NARROW, Spec, complex64, complex128, float32, int64
 from tests.testing.negative_controls import fused_kernels
 from tests.testing.negative_controls.table import differs, fault, with_kernels
@@ -305,6 +305,22 @@ def ops_of_16_bits_are_rounded_once_for_all(backend):
 @fault("numpy", {"backend-joined": r"compiled ops of complex64\[.*\], \w+ have other bits than the ops"})
 def parts_of_fused_products_of_complex64_are_rounded_once(backend):
     return joining(rounded_once({complex64: complex128}), of=(ops.multiply, ops.real_part))(backend)
+
+
+@fault("fused", {"backend-joined": r"compiled ops of norms and linear layers of float32\[5, 33\] have other bits"})
+def a_residual_connection_loses_its_gradient_to_that_of_a_norm(backend):
+    def replay(program, plain):
+        of_norms = {
+            v for s in program.steps if s.op is ops.layer_norm and s.part == "backward" for v in flat(s.outputs)
+        }
+
+        def joined(step):
+            places = [i for i, v in enumerate(step.inputs) if v in of_norms]
+            return step._replace(call=lambda *args: args[places[0]]) if step.op is ops.add and places else step
+
+        return runner(program._replace(steps=tuple(map(joined, program.steps))))
+
+    return backend._replace(replay=replay)
 
 
 # ---- what a backend must have --------------------------------------------------------------------------------
