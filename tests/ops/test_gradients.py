@@ -1,17 +1,20 @@
 """Gradients and second derivatives of every op against central differences in float64; points without a derivative."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 import polyarr as pa
 from polyarr import ops
 from polyarr.core.backend import Backend
 from polyarr.core.op import OPS, Op
-from polyarr.testing import SAMPLES, checks
+from polyarr.testing import SAMPLES, Data, Sample, checks
+from polyarr.testing.samples import elementwise
+from polyarr.testing.strategies import PAIRS
 
 pytestmark = pytest.mark.imports_only
 
@@ -39,6 +42,21 @@ def test_second_order(op: Op, dtype: str, data: st.DataObject) -> None:
     sample = data.draw(SAMPLES[op].smooth(dtype))
     if checks.carries_gradient(op, sample):
         checks.check_second_order(op, "numpy", sample)
+
+
+def has_two_arrays(sample: Sample) -> bool:
+    return sum(isinstance(a, Data) for a in sample.inputs) == 2
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in DIFFERENTIABLE if op.inputs == ("x", "y") and op in elementwise.SAMPLES], ids=lambda op: op.name
+)
+def test_gradient_of_every_pair_of_shapes(op: Op) -> None:
+    """Drawn examples seldom have an array without axes beside another one."""
+    drawn = find(SAMPLES[op].smooth("float64"), has_two_arrays)
+    for shapes in PAIRS:
+        inputs = tuple(replace(a, shape=shape) for a, shape in zip(drawn.inputs, shapes, strict=True))
+        checks.check_gradient(op, "numpy", replace(drawn, inputs=inputs))
 
 
 # ---- points without a derivative: what the docstrings promise ---------------------------------------------------
