@@ -9,11 +9,11 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 import polyarr as pa
-from polyarr import ops
+from polyarr import ops, tree
 from polyarr.core.backend import Backend
 from polyarr.core.op import OPS, Op
-from polyarr.testing import SAMPLES, Data, Sample, checks
-from polyarr.testing.samples import elementwise
+from polyarr.testing import SAMPLES, Data, Sample, cases, checks
+from polyarr.testing.samples import elementwise, large
 from polyarr.testing.strategies import PAIRS
 
 pytestmark = pytest.mark.imports_only
@@ -57,6 +57,15 @@ def test_gradient_of_every_pair_of_shapes(op: Op) -> None:
     for shapes in PAIRS:
         inputs = tuple(replace(a, shape=shape) for a, shape in zip(drawn.inputs, shapes, strict=True))
         checks.check_gradient(op, "numpy", replace(drawn, inputs=inputs))
+
+
+@pytest.mark.parametrize("op", [op for op in DIFFERENTIABLE if SAMPLES[op].usual == "float32"], ids=lambda op: op.name)
+def test_gradient_of_calls_with_many_axes(op: Op) -> None:
+    """Drawn examples have few axes, and slices of each step seldom."""
+    for sample in large(op, cases.first_example(op, checks.reference())):
+        size = sum(math.prod(a.shape) for a in tree.leaves(sample.inputs) if isinstance(a, Data))
+        if size < 3000 and checks.carries_gradient(op, sample):
+            checks.check_gradient(op, "numpy", sample)
 
 
 # ---- points without a derivative: what the docstrings promise ---------------------------------------------------
