@@ -118,10 +118,14 @@ def _hold(backend: Backend, what: str, due: Any, got: Any) -> None:
 
 
 def _check_keys(backend: Backend) -> None:
-    compiled = polyarr.compile(lambda: random.bits((5,)))
+
+    def draw() -> tuple[Array, Array]:
+        return random.bits((5,)), random.bits((5,))  # two draws of one shape
+
+    compiled = polyarr.compile(draw)
     for seed, drawn in itertools.product(SEEDS, DRAWN):
         random.set_state((seed, drawn))
-        due = random.bits((5,))
+        due = draw()
         random.set_state((seed, drawn))
         _hold(backend, f"with the random key {seed} after {drawn} draws", due, compiled())
 

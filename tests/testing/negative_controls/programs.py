@@ -5,6 +5,7 @@ import threading
 import numpy as np
 
 from polyarr import ops
+from polyarr.capture.run import runner
 from tests.testing.negative_controls.aliases import root_of
 from tests.testing.negative_controls.table import fault
 
@@ -54,6 +55,15 @@ def a_random_key_has_32_bits(program, plain):
 @planted(rf"compiled, with the random key 5 after 4294967303 draws: {OTHER}")
 def a_number_of_draws_has_32_bits(program, plain):
     return changing(lambda program, inputs: masked(inputs, state_of(program)[1:]))(program, plain)
+
+
+@planted(rf"compiled, with the random key \d+ after \d+ draws: {OTHER}")
+def draws_of_one_shape_are_merged(program, plain):
+    steps, first = [], {}
+    for step in program.steps:
+        merged = first.setdefault((step.op, repr(step.params)), step) if step.op is ops.random_bits else step
+        steps.append(step._replace(inputs=merged.inputs))
+    return runner(program._replace(steps=tuple(steps)))
 
 
 def as_kind(program, inputs, kind):
