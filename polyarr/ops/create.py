@@ -7,7 +7,7 @@ from polyarr.core.array import Array
 from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.keywords import explained
-from polyarr.core.number import FloatNumber, IntNumber
+from polyarr.core.number import NUMBERS, FloatNumber, IntNumber
 from polyarr.core.op import primitive
 from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, described, float32, int64
 from polyarr.core.spec import bool as bool_
@@ -53,6 +53,12 @@ def fill(value, like=None, *, shape, dtype):
         raise ShapeError(f"fill: value is {value}; it must be a number, or an array without axes")
     shape, dtype = shape_of("fill", shape), as_dtype(dtype)
     return Spec(shape, dtype), {"shape": shape, "dtype": dtype}
+
+
+def array_like(x, other):
+    """Return a Python number as an array on the backend of `other`, for ops of one input; anything else unchanged."""
+    is_number = x.is_number if type(x) is Spec else isinstance(x, NUMBERS)
+    return fill(x, other, shape=(), dtype=other.dtype) if is_number else x
 
 
 @primitive

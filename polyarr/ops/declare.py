@@ -18,7 +18,6 @@ ARRAYS = {
     "floating": "Floating-point array",
     "signed": "Signed integer or floating-point array",
     "integer": "Integer array",
-    "bool": "bool array",
     "integer or bool": "Integer or bool array",
 }
 

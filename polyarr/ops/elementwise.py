@@ -8,7 +8,6 @@ import math
 
 from polyarr.core.array import spec_of
 from polyarr.core.errors import DtypeError
-from polyarr.core.number import NUMBERS
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import (
     COMPLEX,
@@ -22,7 +21,7 @@ from polyarr.core.spec import (
     real_of,
 )
 from polyarr.core.spec import bool as bool_
-from polyarr.ops.create import fill
+from polyarr.ops.create import array_like, fill
 from polyarr.ops.declare import elementwise
 from polyarr.ops.logic import equal, less, less_equal, logical_and, not_equal
 
@@ -379,12 +378,6 @@ def nextafter(x, y):
 
     Gradients: none
     """
-
-
-def array_like(x, other):
-    """Return a Python number as an array on the backend of `other`, for ops of one input; anything else unchanged."""
-    is_number = x.is_number if type(x) is Spec else isinstance(x, NUMBERS)
-    return fill(x, other, shape=(), dtype=other.dtype) if is_number else x
 
 
 def _is_floating(x) -> bool:

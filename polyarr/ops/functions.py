@@ -9,11 +9,11 @@ import math
 
 from polyarr.core.number import NUMBERS, evaluate
 from polyarr.core.spec import COMPLEX, INTEGERS, float64
+from polyarr.ops.create import array_like
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
     add,
-    array_like,
     complex,
     copysign,
     divide,

@@ -11,11 +11,11 @@ from polyarr.core.array import Array, cast, spec_of, widened
 from polyarr.core.spec import check_kind, float64
 from polyarr.ops import coefficients
 from polyarr.ops.coefficients import horner, polynomial
+from polyarr.ops.create import array_like
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
     add,
-    array_like,
     clip,
     copysign,
     divide,

@@ -4,6 +4,7 @@ They broadcast and promote as those of elementwise.py do.
 """
 
 from polyarr.core.spec import bool as bool_
+from polyarr.ops.create import array_like
 from polyarr.ops.declare import elementwise
 
 # ---- comparisons: no gradient ----------------------------------------------------------------------
@@ -142,44 +143,49 @@ def bitwise_right_shift(x, y):
     """
 
 
-@elementwise("bool", primitive=False)
+@elementwise("any", bool_, primitive=False, widen=False)
 def logical_and(x, y):
-    """Return whether both x and y are true, element by element.
+    """Return whether both x and y are true, element by element. Numbers are true if they are not 0.
 
     >>> pa.logical_and(pa.asarray([True, True]), pa.asarray([True, False]))
     Array([ True, False], bool, 'numpy')
     """
-    return bitwise_and(x, y)
+    return bitwise_and(_is_true(x, y), _is_true(y, x))
 
 
-@elementwise("bool", primitive=False)
+@elementwise("any", bool_, primitive=False, widen=False)
 def logical_or(x, y):
-    """Return whether x or y is true, element by element.
+    """Return whether x or y is true, element by element. Numbers are true if they are not 0.
 
     >>> pa.logical_or(pa.asarray([False, True]), pa.asarray([False, False]))
     Array([False,  True], bool, 'numpy')
     """
-    return bitwise_or(x, y)
+    return bitwise_or(_is_true(x, y), _is_true(y, x))
 
 
-@elementwise("bool", primitive=False)
+@elementwise("any", bool_, primitive=False, widen=False)
 def logical_xor(x, y):
-    """Return whether exactly one of x and y is true, element by element.
+    """Return whether exactly one of x and y is true, element by element. Numbers are true if they are not 0.
 
     >>> pa.logical_xor(pa.asarray([True, True]), pa.asarray([True, False]))
     Array([False,  True], bool, 'numpy')
     """
-    return bitwise_xor(x, y)
+    return bitwise_xor(_is_true(x, y), _is_true(y, x))
 
 
-@elementwise("bool", primitive=False)
+@elementwise("any", bool_, primitive=False, widen=False)
 def logical_not(x):
-    """Return whether x is false, element by element.
+    """Return whether x is false, element by element. Numbers are false if they are 0.
 
     >>> pa.logical_not(pa.asarray([True, False]))
     Array([False,  True], bool, 'numpy')
     """
-    return bitwise_invert(x)
+    return bitwise_invert(_is_true(x, x))
+
+
+def _is_true(x, other):
+    x = array_like(x, other)
+    return x if x.dtype == bool_ else not_equal(x, 0)
 
 
 for _op in (

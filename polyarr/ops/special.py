@@ -10,11 +10,11 @@ from polyarr.core.array import untracked
 from polyarr.core.spec import float64
 from polyarr.ops import coefficients
 from polyarr.ops.coefficients import horner, polynomial
+from polyarr.ops.create import array_like
 from polyarr.ops.declare import elementwise
 from polyarr.ops.elementwise import (
     abs,
     add,
-    array_like,
     clip,
     copysign,
     divide,

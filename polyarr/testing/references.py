@@ -19,6 +19,11 @@ def silu(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, x * np.exp(x) / (1 + np.exp(x)), x / (1 + np.exp(-x)))
 
 
+def of_truths(function: Callable) -> Callable:
+    """Return a function of bools for numbers, also of Python numbers that no dtype of NumPy holds."""
+    return lambda *numbers: function(*[np.not_equal(x, 0) for x in numbers])
+
+
 def complex_of_parts(x: Any, y: Any) -> np.ndarray:
     x, y = np.broadcast_arrays(x, y)
     found = np.empty(x.shape, np.complex128)

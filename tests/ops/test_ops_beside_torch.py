@@ -52,8 +52,8 @@ def decimals(x, decimals=0):
 
 
 def logical(fn):
-    """Return a function whose inputs are converted to bool, as in PyTorch."""
-    return lambda *arrays: (lack(any(x.dtype != pa.bool for x in arrays)), fn(*arrays))[1]
+    """Return a function of arrays of one dtype; PyTorch's inputs may have several."""
+    return lambda *arrays: (lack(len({x.dtype for x in arrays}) > 1), fn(*arrays))[1]
 
 
 def clamp(x, low=None, high=None):
@@ -507,7 +507,7 @@ min.reduction_with_dim argmax argmin slice_scatter select_scatter msort sort arg
 log_softmax nn.functional.layer_norm nn.functional.group_norm nn.functional.instance_norm nn.functional.batch_norm
 nn.functional.cross_entropy nn.functional.mse_loss nn.functional.embedding
 nn.functional.scaled_dot_product_attention""".split()
-REAL_IN_POLYARR = """logical_and logical_or logical_xor logical_not logaddexp logsumexp sigmoid var var.unbiased std
+REAL_IN_POLYARR = """logaddexp logsumexp sigmoid var var.unbiased std
 std.unbiased var_mean var_mean.unbiased std_mean std_mean.unbiased nn.functional.linear
 nn.functional.rms_norm""".split()
 COMPLEX = ["imag"]  # in PyTorch

@@ -100,7 +100,7 @@ for _op in (ops.isnan, ops.isinf, ops.isfinite):
     _elementwise(_op, "numeric", "exact", None)
 _elementwise(ops.signbit, "floating", "exact", None)
 _elementwise(ops.bitwise_invert, "integer or bool", "exact", None)
-_elementwise(ops.logical_not, "bool", "exact", None)
+_elementwise(ops.logical_not, "any", "exact", None)
 
 
 def _binary(
@@ -140,7 +140,7 @@ for _op in (ops.less, ops.less_equal, ops.greater, ops.greater_equal):
 for _op in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor):
     _binary(_op, "integer or bool", "exact", None)
 for _op in (ops.logical_and, ops.logical_or, ops.logical_xor):
-    _binary(_op, "bool", "exact", None)
+    _binary(_op, "any", "exact", None, ref.of_truths(getattr(np, _op.name)))
 
 
 def _divisions(dtype: str) -> SearchStrategy[Sample]:

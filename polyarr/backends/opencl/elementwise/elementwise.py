@@ -94,6 +94,10 @@ COMPLEX_EXPRESSIONS = {
     "pow": "c_pow(x, y)",
     "equal": "C_EQUAL(x, y)",
     "not_equal": "!C_EQUAL(x, y)",
+    "logical_not": "!C_TRUE(x)",
+    "logical_and": "C_TRUE(x) & C_TRUE(y)",
+    "logical_or": "C_TRUE(x) | C_TRUE(y)",
+    "logical_xor": "C_TRUE(x) ^ C_TRUE(y)",
 }
 CONJUGATE, REAL_PART, IMAGINARY_PART = "c_conj(x)", "x.x", "x.y"
 # Fast paths in float32 on CPUs: by expression, the condition on the operands and the faster expression.

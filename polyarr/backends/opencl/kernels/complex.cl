@@ -36,6 +36,7 @@ static inline Complex over_i(Complex z) { return (Complex)(z.y, -z.x); }
 // ---- arithmetic -------------------------------------------------------------------------------------------------
 
 #define C_EQUAL(x, y) (((x).x == (y).x) & ((x).y == (y).y))
+#define C_TRUE(v) (((v).x != 0) | ((v).y != 0))
 #define C_ABS(z) HYPOT((z).x, (z).y)
 
 static inline Complex c_sign(Complex z) {
