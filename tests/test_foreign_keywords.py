@@ -26,7 +26,7 @@ OPS = {
     "random.normal(0, 1, 3)": "too many arguments; it takes normal(shape=(), *, mean=0.0, ",
     "vmap(pa.abs, in_dims=1)": "unknown argument in_dims (write in_axes); it takes vmap(fn, in_axes=0, ",
     "scan(pa.add, init=x, xs=x)": "missing carry, unknown argument init (write carry); it takes scan(body, carry, ",
-    "where(x > 0)": "missing x, y; it takes where(condition, x, y)",
+    "where(x > 0)": "missing x, y (for the indices write pa.nonzero); it takes where(condition, x, y)",
     "einsum('ij->j', x, optimize=True)": "unknown argument optimize (leave it out: ",
     "relu(x, inplace=True)": "unknown argument inplace (leave it out: results are new arrays); ",
     "mean(x, dtype=pa.float64)": "unknown argument dtype (write .astype(dtype)); ",

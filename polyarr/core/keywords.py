@@ -85,6 +85,8 @@ _OURS: dict[str, list[str]] = {}
 for _ours, _theirs in _NAMES.items():
     for _name in _theirs.split():
         _OURS.setdefault(_name, []).extend(_ours.split())
+# Calls of other libraries, by the function and what they leave out, and what to write.
+_WITHOUT: dict[tuple[str, ...], str] = {("where", "x", "y"): " (for the indices write pa.nonzero)"}
 _SENTENCES = {name: text for text, names in _INSTEAD.items() for name in names.split()}
 FOREIGN = {*_OURS, *_SENTENCES}
 
@@ -134,7 +136,7 @@ def _misfit(fn: Callable[..., Any], args: tuple[Any, ...], params: dict[str, Any
     given = {*params, *(p.name for p in by_position[: len(args)])}
     missing = [p.name for p in taken if p.default is p.empty and p.kind != p.VAR_POSITIONAL and p.name not in given]
     unknown = [f"{name}{instead_of(name, known)}" for name in params if name not in known]
-    found = [f"missing {', '.join(missing)}"] if missing else []
+    found = [f"missing {', '.join(missing)}{_WITHOUT.get((fn.__name__, *missing), '')}"] if missing else []
     found += [f"unknown argument {', '.join(unknown)}"] if unknown else []
     shown = [p for p in taken if p.name != "self"]
     name = fn.__qualname__.removesuffix(".__call__") if fn.__name__ == "__call__" else fn.__name__
