@@ -478,8 +478,9 @@ def conjugate(lib: Library, x: Any) -> Any:
 
 
 def hermitian(lib: Library, x: Any) -> Any:
-    """Return the Hermitian part of x."""
-    return (x + adjoint(lib, x)) * 0.5
+    """Return the Hermitian part of x; x + x^H may overflow."""
+    other = adjoint(lib, x)
+    return lib.where(x == other, x, x * 0.5 + other * 0.5)
 
 
 def phases(lib: Library, x: Any) -> Any:

@@ -66,11 +66,13 @@ __kernel GROUP void move(__global const T *restrict x, __global OUT_T *restrict 
             const int kept = keep == 0 || (keep < 0 ? j <= i : j >= i);
             if (kept) v = LOAD(x, from + (long)i * x_row + (long)j * x_column);
             finite &= IS_FINITE(v);
+            if (scaling > 0) v = v * scale;
             if (hermitian) {
-                const Element other = LOAD(x, from + (long)j * x_row + (long)i * x_column);
-                v = (v + CONJUGATE(other)) * (ACC)0.5;
+                Element other = CONJUGATE(LOAD(x, from + (long)j * x_row + (long)i * x_column));
+                if (scaling > 0) other = other * scale;
+                if (!IS_ZERO(v - other)) v = v / 2 + other / 2;  // v + other may overflow
             }
-            if (scaling) v = scaling > 0 ? v * scale : v / scale;
+            if (scaling < 0) v = v / scale;
             if (conjugated) v = CONJUGATE(v);
             if (kept && signed_by) {
                 const Element s = signs[sign + (long)j * sign_column];

@@ -241,6 +241,23 @@ def test_solutions_may_overflow(device):
             assert np.isinf(linalg.solve(pa.asarray(x), pa.asarray(b)).numpy()[0, 0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_hermitian_parts_of_the_largest_and_smallest_numbers(device, dtype):
+    """The sum x + x^H of both overflows, and half of the smallest number is 0."""
+    limits = np.finfo(dtype)
+    host = np.diag(np.linspace(0.75, 1, 7) * limits.max).astype(dtype)
+    skew = np.triu(np.full((7, 7), limits.max), 1)
+    for chosen in (device, "numpy"):
+        with use_backend(chosen):
+            values, vectors = linalg.eigh(pa.asarray(host))
+            np.testing.assert_allclose(values.numpy(), np.diag(host).real, rtol=1e-6)
+            np.testing.assert_allclose(vectors.numpy(), np.eye(7), atol=1e-6)
+            np.testing.assert_allclose(linalg.cholesky(pa.asarray(host)).numpy(), np.sqrt(host), rtol=1e-6)
+            np.testing.assert_array_equal(linalg.eigvalsh(pa.asarray((skew - skew.T).astype(dtype))).numpy(), 0)
+            smallest = np.eye(7, dtype=dtype) * limits.smallest_subnormal
+            np.testing.assert_array_equal(linalg.eigvalsh(pa.asarray(smallest)).numpy(), limits.smallest_subnormal)
+
+
 def test_nan_beside_a_matrix_stays_in_its_column(device):
     found = linalg.solve(pa.eye(2), pa.asarray([[1.0, np.nan], [2.0, 3.0]])).numpy()
     assert found[:, 0].tolist() == [1, 2] and np.isnan(found[0, 1])
