@@ -14,6 +14,7 @@ from polyarr.nn.module import Module
 from polyarr.nn.rotary import RotaryTables, by_row, rotary
 from polyarr.ops.validation import check_array, whole, within
 
+MASKED = -1e30  # score of a key that a query may not attend to
 # Attention with sinks stores the scores if there are at most so many queries; otherwise it copies the keys, with the
 # sink as one more key.
 MAX_STORED_QUERIES = 8
@@ -315,6 +316,8 @@ class MultiHeadAttention(Module):
                 return ops.attention(*inputs, *draw, causal=causal, scale=scale, dropout_rate=rate)[..., : v.shape[-1]]
         scores = _scores(q, k, mask, causal, scale, self.softcap)
         weights = ops.softmax(scores, axis=-1)
+        if mask is not None and sinks is None:  # zeros for a query that may attend to no key, as ops.attention
+            weights = ops.where(scores > MASKED, weights, 0)
         if rate:
             weights = ops.dropout(weights, *draw, rate=rate)
         y = ops.matmul(ops.astype(weights, dtype=v.dtype), v)
@@ -375,7 +378,7 @@ def _with_sink_key(
 
 
 def _scores(q: Array, k: Array, mask: Array | None, causal: bool, scale: float, cap: float | None) -> Array:
-    """Return the scores (..., T, S), limited to values from -cap to cap unless it is None, and -1e30 if masked.
+    """Return the scores (..., T, S), limited to values from -cap to cap unless it is None, and MASKED if masked.
 
     A query that may attend to no key has equal scores.
     """
@@ -385,12 +388,12 @@ def _scores(q: Array, k: Array, mask: Array | None, causal: bool, scale: float, 
     if cap is not None:
         scores = cap * ops.tanh(scores / cap)
     if mask is not None and mask.dtype != bool_:
-        scores, mask = ops.maximum(scores + mask, -1e30), None
+        scores, mask = ops.maximum(scores + mask, MASKED), None
     if causal:
         t, s = scores.shape[-2:]
         before = ops.tril(ops.fill(True, scores, shape=(t, s), dtype=bool_), k=s - t)
         mask = before if mask is None else mask & before
-    return scores if mask is None else ops.where(mask, scores, -1e30)
+    return scores if mask is None else ops.where(mask, scores, MASKED)
 
 
 class TransformerBlock(Module):

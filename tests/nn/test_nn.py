@@ -281,6 +281,18 @@ def test_a_mask_of_keys_is_one_of_each_row_also_if_batch_and_time_agree(backend,
             np.testing.assert_allclose(found[row, :count], alone[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"softcap": 5.0}, {"sinks": True}, {"softcap": 5.0, "sinks": True}])
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_query_that_may_attend_to_no_key_gives_zeros(backend, kv_heads, settings, is_added):
+    layer = nn.MultiHeadAttention(8, 2, n_kv_heads=kv_heads, causal=True, out_bias=False, **settings)
+    keep = pa.asarray([[False, True], [False, False]])
+    mask = pa.where(keep, 0.0, -math.inf)[:, None, None, :]
+    found = layer(pa.random.normal((2, 2, 8)), **({"mask": mask} if is_added else {"key_mask": keep})).numpy()
+    np.testing.assert_array_equal(found[[0, 1, 1], [0, 0, 1]], 0)
+    assert (found[0, 1] != 0).all()
+
+
 def test_attention_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match="emb_dim is 10, n_heads is 4; it must divide emb_dim"):
         nn.MultiHeadAttention(10, 4)
