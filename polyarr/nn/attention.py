@@ -4,9 +4,9 @@ import math
 
 from polyarr import ops, random
 from polyarr.core.array import Array
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.keywords import explained
-from polyarr.core.spec import bfloat16, float16, float32, int32
+from polyarr.core.spec import FLOATS, bfloat16, float16, float32, int32
 from polyarr.core.spec import bool as bool_
 from polyarr.nn.init import Initializer, constant
 from polyarr.nn.layers import Dropout, FeedForward, LayerNorm, Linear, RMSNorm
@@ -335,6 +335,9 @@ def _of_keys(key_mask: Array, mask: Array | None) -> Array:
     keys = key_mask[:, None, None, :]
     if mask is None:
         return keys
+    check_array("MultiHeadAttention", "mask", mask)
+    if mask.dtype not in (bool_, *FLOATS):
+        raise DtypeError(f"MultiHeadAttention: mask is {mask.spec}; it must be bool or floating-point")
     return keys & mask if mask.dtype == bool_ else ops.where(keys, mask, -math.inf)
 
 

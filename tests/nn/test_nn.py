@@ -7,7 +7,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn
-from polyarr.core.errors import GradientError, ShapeError
+from polyarr.core.errors import DtypeError, GradientError, ShapeError
 
 
 class Tiny(nn.Module):
@@ -300,6 +300,11 @@ def test_attention_refuses_what_does_not_fit():
         nn.MultiHeadAttention(8, 2)(pa.zeros((3, 8)))
     with pytest.raises(ShapeError, match=r"^MultiHeadAttention: key_mask is int64\[2, 3\]; it must be bool \[batch, "):
         nn.MultiHeadAttention(8, 2)(pa.ones((2, 3, 8)), key_mask=pa.asarray([[1, 1, 0], [1, 1, 1]]))
+    keep = pa.ones((2, 3), dtype=bool)
+    with pytest.raises(DtypeError, match=r"^MultiHeadAttention: mask is int32\[3, 3\]; it must be bool or fl"):
+        nn.MultiHeadAttention(8, 2)(pa.ones((2, 3, 8)), pa.ones((3, 3), dtype="int32"), key_mask=keep)
+    with pytest.raises(TypeError, match=r"^MultiHeadAttention: mask is a numpy.ndarray; it must be a polyarr array"):
+        nn.MultiHeadAttention(8, 2)(pa.ones((2, 3, 8)), np.ones((3, 3), bool), key_mask=keep)
     with pytest.raises(TypeError, match=r"^MultiHeadAttention: cache is .*; queries, keys and values are made of x"):
         nn.MultiHeadAttention(8, 2)(pa.ones((1, 3, 8)), pa.ones((1, 3, 8)), pa.ones((1, 3, 8)))
 
