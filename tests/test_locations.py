@@ -1,9 +1,14 @@
 """Where the steps of a compiled function come from: its line, the part of the model, and the call of a gradient."""
 
 import inspect
+import re
+from pathlib import Path
+
+import pytest
 
 import polyarr as pa
 from polyarr import nn
+from polyarr.core.errors import CaptureError
 
 
 class Block(nn.Module):
@@ -81,3 +86,21 @@ def test_a_gradient_of_a_gradient_is_at_the_first_line():
 
     steps = steps_of(pa.grad(lambda x: pa.sum(pa.grad(loss)(x))), pa.ones(3))
     assert {s.line for s in steps if s.op is pa.ops.sin} == {line_of(loss, "loss")}
+
+
+BESIDE = f"{Path(pa.__file__).parent}_test.py"  # as polyarr_test.py beside polyarr/: it begins with the folder's path
+
+
+def test_files_beside_the_package_are_not_part_of_it():
+    names = {}
+    exec(compile("def fn(x):\n    return bool(x)", BESIDE, "exec"), names)
+    with pytest.raises(CaptureError, match=f"^compile: {re.escape(BESIDE)}:2 "):
+        pa.compile(names["fn"])(pa.ones(()))
+
+
+@pytest.mark.polyarr_backend("opencl")
+def test_errors_of_kernels_name_files_beside_the_package(backend):
+    names = {"pa": pa}
+    exec(compile("def fn(x, i):\n    return pa.take(x, i, axis=0)", BESIDE, "exec"), names)
+    with pytest.raises(IndexError, match=f"; called at {re.escape(BESIDE)}:2$"):
+        names["fn"](pa.ones(2), pa.asarray([3])).numpy()

@@ -6,6 +6,7 @@ All of it is read off the call stack while a function is captured, so that runs 
 import sys
 from bisect import bisect_right
 from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from polyarr.core.tape import Node
 _WALK = transforms._walk.__code__  # its variable `node` is the node whose gradients are computed
 # Calls the captured function. Frames outside of it are left alone: in Python 3.11 and 3.12 a frame whose variables were
 # looked at keeps their values until it returns.
-_CAPTURE = f"{PACKAGE}/capture/captured.py"
+_CAPTURE = str(Path(PACKAGE, "capture", "captured.py"))
 
 
 class Location(NamedTuple):

@@ -7,6 +7,7 @@ every run instead.
 
 import functools
 import operator
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,10 @@ import numpy as np
 
 from polyarr.core.errors import CaptureError
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # as the paths of all of its files begin
 # Modules whose frames are skipped: a step is attributed to the line that called into them.
 _INTERNAL = ("core/", "ops/", "capture/", "batching/", "autograd", "creation", "linalg", "optim", "random")
-_INSIDE = tuple(f"{PACKAGE}/{part}" for part in _INTERNAL)
+_INSIDE = tuple(f"{PACKAGE}{part}".replace("/", os.sep) for part in _INTERNAL)
 
 
 def caller_location(*, inside: str | tuple[str, ...] = _INSIDE) -> str:

@@ -39,7 +39,7 @@ READS = {  # methods of Array -> how they are called
     "tolist": "tolist()",
 }  # fmt: skip
 EXPLAINED = creation.asarray.__code__  # that of every function with this decorator
-_SKIPPED = (f"{PACKAGE}/", f"{Path(np.__file__).parent}/", contextlib.__file__)
+_SKIPPED = (PACKAGE, f"{Path(np.__file__).parent}/", contextlib.__file__)
 _ASSERTS = re.compile(r"_*(xp_)?assert")
 
 
