@@ -7,11 +7,14 @@ time. An output may also overwrite a donated input, if nothing but the run refer
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polyarr.backends.opencl.replay.recording import MemoryRef, RecordedCommand
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.driver import kept
 
 SMALL_BYTES = 512  # bytes up to which memory may serve any smaller allocation
+NEVER = 1 << 62  # no command has this number
 MAX_BLOCK_BYTES = 256 << 20  # largest block in bytes, unless it is one region
 Uses = list[tuple[Any, int]]  # (kernel arguments object, index) of the arguments that are bound to memory
 
@@ -25,7 +28,7 @@ class Region:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self.nbytes, self.times, self.uses = nbytes, 0, Uses()
+        self.nbytes, self.uses = nbytes, Uses()
         self.forget()
 
     def bind(self, memory: Any) -> None:
@@ -93,25 +96,29 @@ def regions_for(uses: dict[MemoryRef, Uses]) -> list[Region]:
     allocation takes the first.
     """
     regions: list[Region] = []
+    # Columns: the index of a region, its bytes, and the commands from which and before which it is free.
+    gaps, count = np.empty((4, 2 * len(uses)), np.int64), 0
     for ref in sorted(uses, key=lambda ref: (ref.nbytes, ref.times.bit_length()), reverse=True):
-        span = ref.span
-        free = [region for region in regions if not region.times & span]
-        if ref.nbytes <= SMALL_BYTES:  # a long loop has thousands of them
-            region = min(free, key=lambda region: region.nbytes, default=None)
-        else:
-            region = min(free, key=lambda region: (region.nbytes, _gap(region.times, ref.times)), default=None)
-        if region is None:
-            regions.append(region := Region(ref.nbytes))
-        region.times |= span
-        region.uses += uses[ref]
+        first, end = ref.span
+        found = np.flatnonzero((gaps[2, :count] <= first) & (gaps[3, :count] >= end))
+        if not found.size:
+            gaps[:, count], found = (len(regions), ref.nbytes, -NEVER, NEVER), np.array([count])
+            regions.append(Region(ref.nbytes))
+            count += 1
+        found = _least(found, gaps[1, found])
+        if ref.nbytes > SMALL_BYTES:
+            before, after = gaps[2:, found]
+            found = _least(found, np.minimum(np.minimum(first - before, after - end + 1), first + end))
+        at = _least(found, gaps[0, found])[0]
+        gaps[:, count], gaps[3, at] = (*gaps[:2, at], end, gaps[3, at]), first
+        count += 1
+        regions[gaps[0, at]].uses += uses[ref]
     return regions
 
 
-def _gap(busy: int, times: int) -> int:
-    """Return the distance of some times from the nearest busy ones."""
-    first, end = (times & -times).bit_length() - 1, times.bit_length()
-    before, after = busy & ((1 << first) - 1), busy >> end
-    return min(first - before.bit_length() if before else first + end, (after & -after).bit_length() or first + end)
+def _least(found: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return the indices with the smallest key."""
+    return found[keys == keys.min()]
 
 
 class Overwrite(NamedTuple):

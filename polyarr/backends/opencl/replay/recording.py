@@ -31,9 +31,9 @@ class MemoryRef:
         self.nbytes, self.memory, self.times = nbytes, memory, 0
 
     @property
-    def span(self) -> int:
-        """The times from the first use to the last, as bits."""
-        return (1 << self.times.bit_length()) - (self.times & -self.times)
+    def span(self) -> tuple[int, int]:
+        """The command that uses it first, and the one after that which uses it last."""
+        return (self.times & -self.times).bit_length() - 1, self.times.bit_length()
 
 
 class RecordedCommand(NamedTuple):
