@@ -85,7 +85,7 @@ class Groups:
         self._arrays = program.specs.keys()
         self._inside = program.constants.keys() - program.specs.keys()  # constant numbers, copied into each group
         self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.outputs)}
-        self.home = list(range(len(program.steps)))
+        self.home, self._done = list(range(len(program.steps))), 0  # a bit set of the steps that `order` has yielded
         waits = _waits(program.steps, self.maker)
         self.users: list[set[int]] = [set() for _ in program.steps]
         for i, others in enumerate(waits):
@@ -152,14 +152,18 @@ class Groups:
 
     def order(self) -> Iterator[int]:
         """Yield the groups in order: each at its last step, or earlier if another group needs it."""
-        done = 0  # bit set of steps
         for i, home in enumerate(self.home):
-            if i == self.all[home].steps[-1] and not done >> i & 1:
-                # A group depends on more steps than any of its dependencies, so the count sorts topologically.
-                due = {self.home[step] for step in _bits(self.all[home].before & ~done)}
-                for group in (*sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)), home):
-                    done |= self.all[group].own
-                    yield group
+            if i == self.all[home].steps[-1]:
+                yield from self._until(home)
+
+    def _until(self, group: int) -> Iterator[int]:
+        """Yield a group after those that it depends on, as far as they were not yielded before."""
+        if not self._done & self.all[group].own:
+            due = {self.home[step] for step in _bits(self.all[group].before & ~self._done)}
+            for other in sorted(due, key=lambda g: (self.all[g].before.bit_count(), g)):
+                yield from self._until(other)
+            self._done |= self.all[group].own
+            yield group
 
     def _may_join(self, a: int, b: int, kind: Kind, others: Kind) -> bool:
         one, other = self.all[a], self.all[b]
@@ -179,18 +183,17 @@ class Groups:
         self.all[a] = Group(tuple(sorted(one.steps + other.steps)), joint, own, before, after)
         for i in other.steps:
             self.home[i] = a
-        if _reaches_further(one, other) or _reaches_further(other, one):
-            for g in {self.home[i] for i in _bits(after)}:
-                steps, its_kind, mine, earlier, later = self.all[g]
-                self.all[g] = Group(steps, its_kind, mine, earlier | before | own, later)
-            for g in {self.home[i] for i in _bits(before)}:
-                steps, its_kind, mine, earlier, later = self.all[g]
-                self.all[g] = Group(steps, its_kind, mine, earlier, later | after | own)
+        self._connect(one, other, self.all[a])
+        self._connect(other, one, self.all[a])
 
-
-def _reaches_further(one: Group, other: Group) -> bool:
-    """Return whether dependents of `one`, which `other` lacks, will depend on what only `other` depends on."""
-    return bool(other.before & ~(one.before | one.own) and one.after & ~(other.after | other.own))
+    def _connect(self, one: Group, other: Group, joint: Group) -> None:
+        """Update the groups that depend only on `one` of two merged groups, and those that only `other` depends on."""
+        later, earlier = one.after & ~(other.after | other.own), other.before & ~(one.before | one.own)
+        if later and earlier:
+            for g in {self.home[i] for i in _bits(later)}:
+                self.all[g] = self.all[g]._replace(before=self.all[g].before | joint.before | joint.own)
+            for g in {self.home[i] for i in _bits(earlier)}:
+                self.all[g] = self.all[g]._replace(after=self.all[g].after | joint.after | joint.own)
 
 
 def _waits(steps: tuple[Step, ...], maker: dict[int, int]) -> list[set[int]]:
