@@ -85,7 +85,8 @@ class Groups:
         self._arrays = program.specs.keys()
         self._inside = program.constants.keys() - program.specs.keys()  # constant numbers, copied into each group
         self.maker = {v: i for i, step in enumerate(program.steps) for v in flat(step.outputs)}
-        self.home, self._done = list(range(len(program.steps))), 0  # a bit set of the steps that `order` has yielded
+        self.home = list(range(len(program.steps)))
+        self._done = 0  # bit set of the steps that `order` has yielded
         waits = _waits(program.steps, self.maker)
         self.users: list[set[int]] = [set() for _ in program.steps]
         for i, others in enumerate(waits):
@@ -152,6 +153,7 @@ class Groups:
 
     def order(self) -> Iterator[int]:
         """Yield the groups in order: each at its last step, or earlier if another group needs it."""
+        self._done = 0
         for i, home in enumerate(self.home):
             if i == self.all[home].steps[-1]:
                 yield from self._until(home)
