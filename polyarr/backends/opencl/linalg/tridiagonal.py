@@ -33,7 +33,7 @@ def eigh(call: Call, x: Buffer) -> tuple[Buffer, Buffer]:
 def svd(call: Call, x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
     """Return u, the singular values (matrices, 1, n), descending, and v of matrices (matrices, m, n), m >= n."""
     _, m, n = x.shape
-    square, top = x, slice(n)
+    square, top, of_qr = x, slice(n), None
     if m > n:
         r = call.move(call.empty(m, n), x)
         of_qr = qr.factorize(call, r)
@@ -47,7 +47,7 @@ def svd(call: Call, x: Buffer) -> tuple[Buffer, Buffer, Buffer]:
     v, u = (qr.orthonormal(call, chain.eigenvectors(n, (first, 2), (2 * n - 1, -1))) for first in (0, 1))
     _reflect(call, of_rows, v, 1)
     _reflect(call, of_columns, u, 0)
-    if m > n:
+    if of_qr is not None:
         inner, u = u, call.zeros(m, n)
         call.move(block(u, top, top), inner)
         qr.multiply(call, of_qr, u)
