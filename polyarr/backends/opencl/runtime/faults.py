@@ -107,7 +107,7 @@ class Faults:
 
         Args:
             op: Name of the op, for errors.
-            line: Line of the user's code, for errors; "" for that of the innermost caller.
+            line: Line of the user's code, for errors; "" for the line of the innermost caller.
         """
         record = self.mine()
         if record.memory is None:
