@@ -8,13 +8,14 @@ each depended on the previous.
 A long program is fused in stretches: what is known of each group's dependencies grows with the square of the steps.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from polyarr.capture.broadcasts import without_broadcasts
 from polyarr.capture.pieces import equal_pieces
-from polyarr.core.program import Fusion, Kind, Program, Step, flat
+from polyarr.core.program import Fusion, Kind, Program, Step, flat, renamed
+from polyarr.core.spec import Spec
 
 MAX_STEPS = 64  # per group; with more, values would spill out of registers
 MAX_STRETCH = 4096  # steps among which groups are sought; a training step of GPT-2 small has 600
@@ -239,7 +240,7 @@ def _is_by_rows(one: Kind, other: Kind) -> bool:
 
 
 def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
-    steps, constants, size = [], dict(program.constants), program.size
+    steps, constants, size, made = [], dict(program.constants), program.size, dict[Any, Callable]()
     for group in groups.order():
         members, kind = groups.all[group].steps, groups.all[group].kind
         if kind is None or len(members) == 1:
@@ -248,7 +249,10 @@ def _rebuilt(program: Program, fusion: Fusion, groups: Groups) -> Program:
         inputs, outputs = groups.edges(members)
         constants[size] = tuple([program.specs[v] for v in outputs])
         found = _part(program, members, inputs, outputs)
-        step = program.steps[members[-1]]._replace(op=found, part="group", call=fusion.make(found, kind))
+        key = kind, _computation(found)
+        if key not in made:  # a loop has many equal groups
+            made[key] = fusion.make(found, kind)
+        step = program.steps[members[-1]]._replace(op=found, part="group", call=made[key])
         steps.append(step._replace(inputs=(size, *inputs), params={}, outputs=tuple(outputs)))
         size += 1
     return program._replace(steps=tuple(steps), constants=constants, size=size)
@@ -264,3 +268,15 @@ def _part(program: Program, members: tuple[int, ...], inputs: list[int], outputs
         name=name, scalar_steps=(), steps=steps, constants=constants, inputs=tuple(inputs), outputs=tuple(outputs),
         donated=frozenset(),
     )  # fmt: skip
+
+
+def _computation(group: Program) -> Any:
+    """Return a key that is equal for groups that compute the same from inputs of the same Specs, in any slots."""
+    values = (*group.inputs, *(step.outputs for step in group.steps))
+    names: dict[int, Any] = {v: (type(c), c if type(c) is Spec else repr(c)) for v, c in group.constants.items()}
+    names |= {v: i for i, v in enumerate(values)}
+    steps = [
+        (id(step.call), step.op, renamed(step.inputs, names), tuple([(n, repr(p)) for n, p in step.params.items()]))
+        for step in group.steps
+    ]
+    return tuple(steps), tuple(map(group.spec, values)), renamed(group.outputs, names)

@@ -223,7 +223,8 @@ class Fusion(NamedTuple):
         kind: (step, Specs of its inputs, Spec of its result) -> Kind. None: the step is not fused.
         make: (group as a Program, its Kind) -> function (Specs of the outputs, *inputs) -> tuple of outputs. The values
             of the group have the iteration shape or broadcast to it; its outputs have that shape or, in a group with
-            reductions, one element per row. The results are bitwise those of the single steps.
+            reductions, one element per row. The results are bitwise those of the single steps. Groups of a program that
+            differ in slots only share one function.
         most: Largest number of arrays that a group reads and writes in all.
         concat: Whether a group without reductions may end with ops.concat, along the last axis, of values of its shape
             that it computes; the result is then one of its outputs.
