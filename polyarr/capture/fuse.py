@@ -37,13 +37,13 @@ def fused(program: Program, fusion: Fusion) -> Program:
 
 def _fused_stretch(program: Program, fusion: Fusion) -> Program:
     groups, count = Groups(program, fusion), 0
+    needs = [(groups.maker[v], i) for i, s in enumerate(program.steps) for v in flat(s.inputs) if v in groups.maker]
+    fusible = [(one, other) for one, other in needs if groups.all[one].kind and groups.all[other].kind]
     while count != len(groups.all):  # a merge may enable further merges
         count = len(groups.all)
-        for i, step in enumerate(program.steps):
-            for v in flat(step.inputs):
-                if v in groups.maker:
-                    groups.join_alike(groups.home[groups.maker[v]], groups.home[i])
-                    groups.join_reduction(groups.home[groups.maker[v]], groups.home[i])
+        for one, other in fusible:
+            groups.join_alike(groups.home[one], groups.home[other])
+            groups.join_reduction(groups.home[one], groups.home[other])
         for i in reversed(range(len(program.steps))):
             groups.join_only_user(groups.home[i])
         if count == len(groups.all):
@@ -107,6 +107,9 @@ class Groups:
 
     def join_only_user(self, a: int) -> None:
         """Merge a group into its only user if it has one element per row of that user."""
+        kind = self.all[a].kind
+        if not kind or not _is_by_rows(kind, kind):  # most have more
+            return
         users = {self.home[i] for step in self.all[a].steps for i in self.users[step]} - {a}
         outputs = {v for step in self.all[a].steps for v in flat(self._steps[step].outputs)}
         if len(users) == 1 and outputs.isdisjoint(self._outputs):

@@ -51,6 +51,7 @@ class _Pieces(Pass):
         filled = {step.outputs for step in program.steps if step.op is ops.fill and step.inputs[1] in zeros}
         self._zeros = filled | program.zeros
         self._zero = self.constant(0)
+        self._elementwise = {step.outputs for step in program.steps if self._is_elementwise(step)}
         self._counts = self._concatenated()
         self._counts |= self._cut_into()
 
@@ -69,7 +70,7 @@ class _Pieces(Pass):
             if piece not in (self._zero, out):
                 self.names[out] = piece
                 return
-        elif self._is_elementwise(step) and (parts := self._counts.get(out)):
+        elif out in self._elementwise and (parts := self._counts.get(out)):
             pieces = [self._inputs(step, k, parts) for k in range(parts)]
             if all(self._gives(operands, self.specs[out].shape, parts) for operands in pieces):
                 self._add_pieces(step, pieces)
@@ -84,7 +85,7 @@ class _Pieces(Pass):
                 found[step.outputs] = len(step.inputs[1])
             elif cut := self._placed(step):
                 found[step.outputs] = cut[1]
-            elif self._is_elementwise(step):
+            elif step.outputs in self._elementwise:
                 shape, given = self.specs[step.outputs].shape, step.inputs[1:]
                 counts = {found[v] for v in given if v in found and self._is_read_in_pieces(v, shape, found[v])}
                 if len(counts) == 1:
@@ -95,11 +96,11 @@ class _Pieces(Pass):
         """Return the number of pieces of elementwise results of which only pieces are read."""
         found: dict[int, int] = {}
         for step in reversed(self._program.steps):
-            if self._is_elementwise(step) and step.outputs not in self._program.outputs:
+            if step.outputs in self._elementwise and step.outputs not in self._program.outputs:
                 shape, counts = self.specs[step.outputs].shape, set[int]()
                 for user in self._users.get(step.outputs, []):
                     cut, out = self._cut(user), user.outputs
-                    alike = self._is_elementwise(user) and self.specs[out].shape == shape
+                    alike = out in self._elementwise and self.specs[out].shape == shape
                     counts.add(cut[1] if cut else found.get(out, self._counts.get(out, 0)) if alike else 0)
                 if len(counts) == 1 and counts != {0}:
                     found[step.outputs] = counts.pop()
@@ -108,7 +109,7 @@ class _Pieces(Pass):
     def _is_read_in_pieces(self, v: int, shape: tuple[int, ...], count: int) -> bool:
         """Return whether all steps that read an array of this shape can do so in pieces."""
         return self.specs[v].shape == shape and all(
-            (cut and cut[1] == count) or (self._is_elementwise(user) and self.specs[user.outputs].shape == shape)
+            (cut and cut[1] == count) or (user.outputs in self._elementwise and self.specs[user.outputs].shape == shape)
             for user, cut in [(user, self._cut(user)) for user in self._users.get(v, [])]
         )
 
