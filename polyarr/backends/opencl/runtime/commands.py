@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from polyarr.backends.opencl.runtime.checking import checked_launch, is_checked
@@ -388,10 +389,11 @@ class Kernel(Command):
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:
         """Return the function that enqueues it, and its arguments, which are a kernel object of their own."""
-        own = self._commands.driver.kernel(self.program, self.name)
-        for i, arg in enumerate(args):
-            self.setter(own, i)(arg)
-        return self._commands.driver.again(own, work, group), own
+        driver = self._commands.driver
+        own = driver.kernel(self.program, self.name)
+        for i, (dtype, arg) in enumerate(zip(self.arguments or repeat(None), args, strict=False)):
+            driver.set_number(own, i, dtype, arg)
+        return driver.again(own, work, group), own
 
     def submit_to(self, queue: Any, work: Any, group: Any, arguments: Any) -> Any:
         """Launch the kernel with arguments of `repeated` in this queue, without recording or observing it."""
