@@ -11,7 +11,7 @@
 typedef Complex Element;
 #define ELEMENT(real) ((Element)(real, 0))
 #define TIMES(x, y) c_mul(x, y)
-#define OVER(x, y) c_div(x, y)
+#define OVER(x, y) over(x, y)
 #define CONJUGATE(x) c_conj(x)
 #define REAL_PART(z) (z).x
 #define MAGNITUDE(z) hypot((z).x, (z).y)
@@ -20,6 +20,9 @@ typedef Complex Element;
 #define LARGER_PART(z) MAX(ABSOLUTE((z).x), ABSOLUTE((z).y))
 #define IS_ZERO(z) (((z).x == 0) & ((z).y == 0))
 #define IS_FINITE(x) c_isfinite(x)
+
+// x / y; also 0 for 0 divided by a denormal number, where c_div gives nan as NumPy does
+static inline Element over(Element x, Element y) { return IS_ZERO(x) && !IS_ZERO(y) ? x : c_div(x, y); }
 
 // x / |x|, and 0 for 0
 static inline Element phase_of(Element x) {

@@ -36,20 +36,21 @@ __kernel GROUP void reflect(__global Element *restrict w, __global Element *rest
             largest = MAX(largest, size);
         }
         largest = group_max(largest, me, lane);
-        const ACC divisor = largest > 0 ? largest : 1;
+        const ACC divisor = largest > 0 ? largest : 1;  // denormal numbers keep their digits, squares do not overflow
         for (int i = j + me; i < rows; i += WG) {
-            const Element a = w[(long)i * pitch + j] / divisor;  // squares neither overflow nor vanish
+            const Element a = w[(long)i * pitch + j] / divisor;
             sum += SQUARE(a);
         }
-        const ACC norm = divisor * SQRT(group_sum(sum, me, lane));
-        const Element first = row[j], turn = IS_ZERO(first) ? ELEMENT(-1) : phase_of(first);
+        const ACC norm = SQRT(group_sum(sum, me, lane));
+        const Element first = row[j] / divisor, turn = IS_ZERO(first) ? ELEMENT(-1) : phase_of(first);
         const Element last = -norm * turn, scale = first - last;  // no cancellation
         WAIT
-        for (int i = me; i < rows; i += WG)
-            v[(long)i * pitch + j] =
-                i == j ? ELEMENT(1) : i < j || IS_ZERO(scale) ? (Element)0 : OVER(w[(long)i * pitch + j], scale);
+        for (int i = me; i < rows; i += WG) {
+            const Element a = w[(long)i * pitch + j] / divisor;
+            v[(long)i * pitch + j] = i == j ? ELEMENT(1) : i < j || IS_ZERO(scale) ? (Element)0 : OVER(a, scale);
+        }
         for (int c = j + 1 + x; c < width; c += LANES_X) sums[y * PANEL + c] = (Element)0;
-        if (me == 0) row[j] = last;
+        if (me == 0) row[j] = last * divisor;
         WAIT
         for (int i = j + y; i < rows; i += LANES_Y) {
             __global Element *restrict across = w + (long)i * pitch;

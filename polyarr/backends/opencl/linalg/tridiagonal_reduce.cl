@@ -87,12 +87,12 @@ static inline Element reflect(__global const Element *a, __global Element *left,
     for (int begin = start; begin < pitch; begin += FEW) {  // in parts, whose sums round less than one long sum
         ACC part = 0;
         for (int c = begin; c < MIN(begin + FEW, pitch); c++) {
-            const Element e = x[c] / divisor;  // squares neither overflow nor vanish
-            part += SQUARE(e);
+            x[c] = x[c] / divisor;  // squares neither overflow nor vanish, and quotients of denormal numbers keep digits
+            part += SQUARE(x[c]);
         }
         sum += part;
     }
-    const ACC norm = divisor * SQRT(sum);
+    const ACC norm = SQRT(sum);
     const Element head = x[start], turn = IS_ZERO(head) ? ELEMENT(-1) : phase_of(head);
     const Element last = -norm * turn, scale = head - last;  // no cancellation
     for (int c = start; c < pitch; c++) x[c] = IS_ZERO(scale) ? (Element)0 : OVER(x[c], scale);
@@ -114,7 +114,7 @@ static inline Element reflect(__global const Element *a, __global Element *left,
         subtract(y, CONJUGATE(products[0]), left + q * pitch, next, pitch);
     }
     for (int c = next; c < pitch; c++) y[c] *= *tau;
-    return last;
+    return last * divisor;
 }
 
 static inline void copy(__global Element *to, __global const Element *from, const int first, const int pitch) {

@@ -258,6 +258,25 @@ def test_hermitian_parts_of_the_largest_and_smallest_numbers(device, dtype):
             np.testing.assert_array_equal(linalg.eigvalsh(pa.asarray(smallest)).numpy(), limits.smallest_subnormal)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_denormal_numbers_do_not_spoil_the_others(device, dtype):
+    """The complex quotient of 0 and a denormal number is nan, as in NumPy; such numbers have few digits."""
+    smallest = np.finfo(dtype).smallest_subnormal
+    x = pa.asarray(np.array([[8 * smallest, 1], [0, 1], [0, 2]], dtype))
+    np.testing.assert_array_equal(linalg.qr(x)[0].numpy()[:, 0], [1, 0, 0])
+    assert linalg.det(x[:2]).numpy() == 8 * smallest
+    np.testing.assert_array_equal(linalg.solve(pa.triu(x[:2]), pa.asarray(np.ones(2, dtype))).numpy(), [0, 1])
+    columns, rank = random(30, 9).astype(dtype), np.full((60, 17), 0.444, dtype)  # R of which decreases to denormals
+    columns[:, ::2] = np.sign(columns[:, ::2]) * 3 * smallest
+    columns[0] *= 2
+    for host in (columns, columns.T, columns[:9], rank, rank.T):
+        u, s, vh = linalg.svd(pa.asarray(host), full_matrices=False)
+        np.testing.assert_allclose((u * s.astype(dtype) @ vh).numpy(), host, atol=500 * np.finfo(dtype).eps)
+        if host.shape[0] >= host.shape[1]:
+            q, r = linalg.qr(pa.asarray(host))
+            np.testing.assert_allclose((q @ r).numpy(), host, atol=500 * np.finfo(dtype).eps)
+
+
 def test_nan_beside_a_matrix_stays_in_its_column(device):
     found = linalg.solve(pa.eye(2), pa.asarray([[1.0, np.nan], [2.0, 3.0]])).numpy()
     assert found[:, 0].tolist() == [1, 2] and np.isnan(found[0, 1])
