@@ -21,7 +21,7 @@ TALL = 256
 TILE_GROUP = 512  # work-items that share a tile on GPUs
 PANEL = {"cpu": 64, "gpu": 32}  # columns that a work-group eliminates before the rest is updated by a product
 EPS = {float32: "1.1920929e-7f", float64: "2.220446049250313e-16"}  # distance from 1 to the next number
-MAX_SCALE = {"float": "0x1p126f", "double": "0x1p1000"}
+MAX_SCALE = {"float": "0x1p126f", "double": "0x1p1022"}
 EVERYTHING, LOWER, UPPER = 0, -1, 1  # triangles to keep
 
 

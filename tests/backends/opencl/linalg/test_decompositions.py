@@ -258,6 +258,15 @@ def test_hermitian_parts_of_the_largest_and_smallest_numbers(device, dtype):
             np.testing.assert_array_equal(linalg.eigvalsh(pa.asarray(smallest)).numpy(), limits.smallest_subnormal)
 
 
+@pytest.mark.parametrize("n", [3, 9])
+def test_eigenvectors_of_the_smallest_normal_numbers(device, n):
+    """Rotations are small against 1, the magnitude that matrices are scaled to."""
+    host = np.zeros((n, n))
+    host[1, ::2] = 1
+    w, v = (a.numpy() for a in linalg.eigh(pa.asarray(host * np.finfo(np.float64).tiny)))
+    near(v * (w / np.finfo(np.float64).tiny) @ v.T, (host + host.T) / 2, n)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_denormal_numbers_do_not_spoil_the_others(device, dtype):
     """The complex quotient of 0 and a denormal number is nan, as in NumPy; such numbers have few digits."""
