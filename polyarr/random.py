@@ -359,6 +359,8 @@ def bernoulli(p: float | Array, shape: Any = None) -> Array:
         >>> pa.random.bernoulli(0.5, 4)
         Array([False, False,  True, False], bool, 'numpy')
     """
+    if isinstance(p, (list, tuple)) or getattr(p, "ndim", False):  # otherwise it would have to be a number
+        check_array("random.bernoulli", "p", p)
     if isinstance(p, Array):
         check_kind("random.bernoulli", "p", p.spec, "floating")
         shape = p.shape if shape is None else shape_of("random.bernoulli", shape)

@@ -133,6 +133,9 @@ def test_bernoulli_takes_an_array_of_probabilities(backend: Backend) -> None:
     assert found[0] == 0 and found[2] == 1 and abs(found[1] - 0.25) < 0.02
     with pytest.raises(pa.DtypeError, match=r"^random.bernoulli: p is int64\[2\]; its dtype must be floating"):
         random.bernoulli(pa.asarray([0, 1]))
+    for other in ([0.5], np.full(2, 0.5)):
+        with pytest.raises(TypeError, match=r"^random.bernoulli: p is a \S+; it must be a polyarr array"):
+            random.bernoulli(other)
     with pytest.raises(pa.ShapeError, match=r"^broadcast_to: "):
         random.bernoulli(p, (2,))
 

@@ -168,7 +168,6 @@ INTS = {
 NUMBERS = {
     "attention: scale": lambda x, a: pa.attention(x, x, x, scale=a),
     "dropout: rate": lambda x, a: pa.dropout(x, 1, 1, rate=a),
-    "random.bernoulli: p": lambda x, a: pa.random.bernoulli(a),
     "random.normal: std": lambda x, a: pa.random.normal(std=a),
     "random.uniform: low": lambda x, a: pa.random.uniform(low=a),
     "var: correction": lambda x, a: pa.var(x, correction=a),
