@@ -118,7 +118,7 @@ def regions_for(uses: dict[MemoryRef, Uses]) -> list[Region]:
 
 def _least(found: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the indices with the smallest key."""
-    return found[keys == keys.min()]
+    return found if len(found) == 1 else found[keys == keys.min()]
 
 
 class Overwrite(NamedTuple):
