@@ -3,6 +3,7 @@
 All of it is read off the call stack while a function is captured, so that runs pay nothing for it.
 """
 
+import os
 import sys
 from bisect import bisect_right
 from itertools import pairwise
@@ -19,6 +20,8 @@ _WALK = transforms._walk.__code__  # its variable `node` is the node whose gradi
 # Calls the captured function. Frames outside of it are left alone: in Python 3.11 and 3.12 a frame whose variables were
 # looked at keeps their values until it returns.
 _CAPTURE = str(Path(PACKAGE, "capture", "captured.py"))
+# Most frames, whose first arguments are no Modules; in Python 3.11 and 3.12 a look at variables copies all of a frame.
+_WITHOUT_MODULES = tuple([f"{PACKAGE}{name}{os.sep}" for name in ("core", "ops", "capture", "backends")])
 
 
 class Location(NamedTuple):
@@ -86,7 +89,7 @@ class Locations:
 def _module(frame: FrameType) -> Any:
     """Return the first argument of a frame's function if it is a Module, or another class of tree; else None."""
     code = frame.f_code
-    if not code.co_argcount:
+    if not code.co_argcount or code.co_filename.startswith(_WITHOUT_MODULES):
         return None
     first = frame.f_locals.get(code.co_varnames[0])
     return first if hasattr(type(first), "tree_children") else None

@@ -105,7 +105,7 @@ def _without(program: Program, same: Callable[[Step], Any]) -> Program:
 
     def kept(steps: tuple[Step, ...]) -> Iterator[Step]:
         for step in steps:
-            if (inputs := renamed(step.inputs, names)) != step.inputs:
+            if names and (inputs := renamed(step.inputs, names)) != step.inputs:
                 step = step._replace(inputs=inputs)
             slots = same(step)
             if slots is None:

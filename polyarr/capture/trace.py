@@ -186,7 +186,8 @@ class Trace:
         like = op.inputs.index("like") if "like" in op.inputs else len(op.inputs)
 
         def run(out: Any, *args: Any, **params: Any) -> Any:
-            args = tuple(None if i == like else a for i, a in enumerate(args))  # `like` only selected the backend
+            if like < len(args):
+                args = (*args[:like], None, *args[like + 1 :])  # `like` only selected the backend
             inputs = self._inputs((out, *args))
             is_folded = type(out) is Spec and out.size <= MAX_FOLDED_SIZE
             is_folded = is_folded and all(t in self.constants for t in flat(inputs))
@@ -197,8 +198,7 @@ class Trace:
                 folded = self._constant_buffer(found, out)
                 self.zeros.update([folded.slot] if op is fill and is_zero(args[0]) else ())
                 return folded
-            step = Step(op, "kernel", kernel, inputs, params, None, *self._here())
-            return self._append(step, self._results(found, out))
+            return self._append(op, "kernel", kernel, inputs, params, self._results(found, out))
 
         return run
 
@@ -211,7 +211,7 @@ class Trace:
             if found is NotImplemented or type(found) is not tuple or len(found) != 2:
                 return found
             outputs = self._results(found[0], out), self._saved(found[1])
-            return self._append(Step(op, "forward", forward, inputs, params, None, *self._here()), outputs)
+            return self._append(op, "forward", forward, inputs, params, outputs)
 
         return run
 
@@ -224,7 +224,7 @@ class Trace:
             if type(found) not in (tuple, list) or len(found) != len(args):
                 return found
             outputs = tuple(map(self._gradient, found, inputs[2:]))
-            return self._append(Step(op, "backward", backward, inputs, params, None, *self._here()), outputs)
+            return self._append(op, "backward", backward, inputs, params, outputs)
 
         return run
 
@@ -250,8 +250,10 @@ class Trace:
         # An input that the Fused kernel does not need was replaced by its Spec, a constant.
         return self._buffer(found, self.specs[like] if like in self.specs else self.constants[like])
 
-    def _append(self, step: Step, outputs: Any) -> Any:
-        self.steps.append(step._replace(outputs=_slots(outputs)))
+    def _append(
+        self, op: Op, part: str, call: Callable, inputs: tuple, params: dict[str, Any], outputs: Any
+    ) -> Any:
+        self.steps.append(Step(op, part, call, inputs, params, _slots(outputs), *self._here()))
         return outputs
 
     def _evaluate(self, fn: Callable, numbers: tuple, has_output: bool) -> Any:

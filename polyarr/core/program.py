@@ -245,8 +245,10 @@ class Fusion(NamedTuple):
 
 def flat(slots: Any) -> list[int]:
     """Return the slots in a step's inputs or outputs."""
+    if type(slots) is not tuple:
+        return [] if slots is None else [slots]
     found: list[int] = []
-    for slot in slots if type(slots) is tuple else (slots,):
+    for slot in slots:
         if type(slot) is tuple:
             found += flat(slot)
         elif slot is not None:
@@ -256,7 +258,9 @@ def flat(slots: Any) -> list[int]:
 
 def renamed(slots: Any, names: dict[int, int]) -> Any:
     """Return a step's inputs or outputs with other slots."""
-    return tuple([renamed(member, names) for member in slots]) if type(slots) is tuple else names.get(slots, slots)
+    if type(slots) is not tuple:
+        return names.get(slots, slots)
+    return tuple([renamed(slot, names) if type(slot) is tuple else names.get(slot, slot) for slot in slots])
 
 
 def lookup(values: Any, slots: Any) -> Any:
