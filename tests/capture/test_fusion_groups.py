@@ -101,6 +101,19 @@ def test_long_programs_are_fused_in_stretches(joining, monkeypatch):
     assert names(fn, array(3)) == ["+".join(["multiply", *chain[:3]]), "+".join(chain[:4]), "tanh+add", "sum"]
 
 
+def test_equal_groups_share_a_function(joining):
+    def fn(x, w):
+        for factor in (2.0, 2.0, 2.0, -0.0, 0.0):
+            x = ops.tanh(x @ w) * factor
+        return ops.tanh(x @ w[:, :1]) * 2.0
+
+    compiled = pa.compile(fn)
+    x, w = array(4, 3), array(3, 3, seed=1)
+    assert bits(compiled(x, w)) == bits(fn(x, w))
+    calls = [step.call for step in compiled.programs()[0].steps if step.name == "tanh+multiply"]
+    assert [calls.index(call) for call in calls] == [0, 0, 0, 3, 4, 5]
+
+
 def test_groups_have_an_end(joining):
     def long(x):
         for _ in range(fuse.MAX_STEPS + 9):
