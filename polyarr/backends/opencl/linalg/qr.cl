@@ -45,10 +45,9 @@ __kernel GROUP void reflect(__global Element *restrict w, __global Element *rest
         const Element first = row[j] / divisor, turn = IS_ZERO(first) ? ELEMENT(-1) : phase_of(first);
         const Element last = -norm * turn, scale = first - last;  // no cancellation
         WAIT
-        for (int i = me; i < rows; i += WG) {
-            const Element a = w[(long)i * pitch + j] / divisor;
-            v[(long)i * pitch + j] = i == j ? ELEMENT(1) : i < j || IS_ZERO(scale) ? (Element)0 : OVER(a, scale);
-        }
+        for (int i = me; i < rows; i += WG)
+            v[(long)i * pitch + j] = i == j ? ELEMENT(1) : i < j || IS_ZERO(scale) ? (Element)0
+                                   : OVER(w[(long)i * pitch + j] / divisor, scale);
         for (int c = j + 1 + x; c < width; c += LANES_X) sums[y * PANEL + c] = (Element)0;
         if (me == 0) row[j] = last * divisor;
         WAIT
