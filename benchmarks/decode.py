@@ -41,6 +41,7 @@ except ImportError:
 FIRST = 1  # token of every text
 OTHERS = {"PyTorch", "transformers", "torch.compile"}
 CONTEXT = 1024  # positions of a Llama's cache
+OPTIONS = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}  # of torch.compile: its fastest
 
 
 class Writer:
@@ -153,7 +154,7 @@ class Compiled(Writer):
                        for i in range(config.n_layers)}  # fmt: skip
         for x in chain(self.p.values(), *self.static.values()):
             torch._dynamo.mark_static_address(x)  # so that a graph reads weights, and writes caches, where they are
-        self.step = torch.compile(self.following, mode="reduce-overhead", fullgraph=True)
+        self.step = torch.compile(self.following, options=OPTIONS, fullgraph=True)
 
     def begin(self):
         self.token = torch.full((self.batch, 1), FIRST, device=self.device)
