@@ -17,15 +17,12 @@ from polyarr.core.number import Number
 from polyarr.core.spec import (
     COMPLEX,
     DTYPES,
-    FLOATS,
-    INTEGERS,
     Spec,
     as_dtype,
     check_number,
     check_size,
     complex64,
     complex128,
-    complex_of,
     described,
     float32,
     float64,
@@ -35,7 +32,6 @@ from polyarr.core.spec import (
     real_of,
     shown,
 )
-from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import NATURAL, shape_of, steps_between
 from polyarr.ops.validation import check_array, number, stands_for_array, whole
 
@@ -178,12 +174,7 @@ def _joined(dtypes: set[np.dtype]) -> np.dtype:
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise DtypeError(f"asarray: got {dtype}; polyarr has {', '.join(d.name for d in DTYPES)}")
-    if dtypes & {*COMPLEX}:
-        dtypes = dtypes & {*COMPLEX} | {complex_of(d) for d in dtypes & {*FLOATS}}
-    for kind in (COMPLEX, FLOATS, INTEGERS):
-        if same := [Spec((), d) for d in sorted(dtypes, key=str) if d in kind]:
-            return promote("asarray", same)
-    return bool_ if dtypes else float32
+    return promote("asarray", [Spec((), d) for d in sorted(dtypes, key=str)]) if dtypes else float32
 
 
 def from_dlpack(x: Any, *, device: str | Backend | None = None, copy: bool | None = None) -> Array:

@@ -1,6 +1,7 @@
 """Fourier transforms: the extension `fft` of the array API standard 2025.12.
 
-All functions run on every backend with complex dtypes, and have gradients of every order.
+All functions run on every backend with complex dtypes, and have gradients of every order. Integers and bools are cast
+to float32 or complex64.
 """
 
 import math
@@ -16,7 +17,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.keywords import explained
 from polyarr.core.names import answering
-from polyarr.core.spec import Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
+from polyarr.core.spec import INEXACT, Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
 from polyarr.creation import asarray
 from polyarr.ops.shape import one_axis, part_of
 from polyarr.ops.validation import check_array, number, whole, wholes, within
@@ -60,7 +61,6 @@ def fft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backward
 
     Raises:
         AxisError: x lacks the axis.
-        DtypeError: x is neither complex nor floating-point.
         ShapeError: x has no element along axis, and n is None.
         ValueError: n is less than 1, or there is no such norm.
 
@@ -117,7 +117,6 @@ def fftn(
 
     Raises:
         AxisError: x lacks an axis.
-        DtypeError: x is neither complex nor floating-point.
         ShapeError: s and axes differ in length, an axis is repeated, or x has no element along an axis.
         ValueError: A length is less than 1, or there is no such norm.
 
@@ -176,7 +175,7 @@ def rfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backwar
         Complex array with n // 2 + 1 elements along axis, of the precision of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         AxisError, ShapeError, ValueError: As of fft.
 
     Examples:
@@ -234,7 +233,7 @@ def rfftn(
         Complex array with these lengths along the axes, n // 2 + 1 instead of n along the last of them.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         AxisError, ShapeError, ValueError: As of fftn.
 
     Examples:
@@ -330,7 +329,7 @@ def ihfft(x: Array, /, n: int | None = None, axis: int = -1, norm: str = "backwa
 
 
 def _complex(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
-    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact")
+    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "any")
     return ops.dft(_fitted(_as_complex(op, x), axis, n), axis=axis, inverse=inverse, scale=scale)
 
 
@@ -346,12 +345,15 @@ def _along_several(
 
 
 def _of_real(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
+    check_array(op, "x", x)
+    if x.dtype not in INEXACT:
+        x = ops.astype(x, dtype=float32)
     axis, n, scale = _checked(op, x, n, axis, norm, inverse, "floating")
     return ops.dft_of_real(_fitted(x, axis, n), axis=axis, inverse=inverse, scale=scale)
 
 
 def _to_real(op: str, x: Array, n: int | None, axis: int, norm: str, *, inverse: bool = False) -> Array:
-    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "inexact", is_half=True)
+    axis, n, scale = _checked(op, x, n, axis, norm, inverse, "any", is_half=True)
     x = _fitted(_as_complex(op, x), axis, n // 2 + 1)
     return ops.dft_to_real(x, n=n, axis=axis, inverse=inverse, scale=scale)
 
@@ -392,7 +394,7 @@ def _transform_of(
 def _transforms_of(
     op: str, x: Spec, axes: tuple[tuple[int, int | None], ...], norm: str, inverse: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], float]:
-    found = [_known(_transform_of, op, x, n, axis, norm, inverse, "inexact", False) for axis, n in axes]
+    found = [_known(_transform_of, op, x, n, axis, norm, inverse, "any", False) for axis, n in axes]
     return tuple(axis for axis, _, _ in found), tuple(n for _, n, _ in found), math.prod(scale for _, _, scale in found)
 
 
@@ -401,7 +403,6 @@ def _as_complex(op: str, x: Array) -> Array:
     dtype = x.dtype
     if dtype in _COMPLEX:
         return x
-    check_kind(op, "x", spec_of(x), "inexact")
     return ops.astype(x, dtype=complex_of(dtype))
 
 

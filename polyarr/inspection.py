@@ -11,6 +11,7 @@ from polyarr.core.spec import (
     COMPLEX,
     DTYPES,
     FLOATS,
+    INEXACT,
     INTEGERS,
     KINDS,
     SIGNED,
@@ -63,7 +64,7 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
 
 
 def can_cast(from_: Any, to: Any, /) -> bool:
-    """Return whether a dtype promotes to another without loss of range.
+    """Return whether a dtype promotes to another of its kind, or a float to complex, without loss of range.
 
     Args:
         from_: Dtype, its name, or an array.
@@ -78,6 +79,8 @@ def can_cast(from_: Any, to: Any, /) -> bool:
         (True, False)
     """
     source, target = as_dtype(getattr(from_, "dtype", from_)), as_dtype(to)
+    if source != target and not any({source, target} <= {*kind} for kind in (INTEGERS, INEXACT)):
+        return False
     try:
         return promote("can_cast", [Spec((), source), Spec((), target)]) == target
     except TypeError:

@@ -2,7 +2,8 @@
 
 Functions that need a decomposition run on backends that offer the group linalg (`polyarr ops` lists them); the others
 run on every backend. eig and eigvals compute on the host where a backend lacks the group eig. polyarr.linalg.qr is a
-function of this file that calls the op polyarr.ops.qr; the others are alike.
+function of this file that calls the op polyarr.ops.qr; the others are alike. Where a function needs floating-point or
+complex numbers, integers and bools are cast to float32.
 """
 
 from functools import reduce
@@ -15,7 +16,7 @@ from polyarr.core.groups import NOT_OFFERED, offer
 from polyarr.core.keywords import explained
 from polyarr.core.names import answering
 from polyarr.core.number import NUMBERS
-from polyarr.core.spec import float32, int64, real_of, shown
+from polyarr.core.spec import INEXACT, float32, int64, real_of, shown
 from polyarr.creation import finfo
 from polyarr.ops import det, eigvalsh, inv, matmul, matrix_transpose, outer, svdvals, tensordot, vecdot, vector_norm
 from polyarr.ops.decompositions import EIG, adjoint, identity, product, significant
@@ -396,7 +397,7 @@ def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
 def _tolerance(op: str, x: Array, rtol: Any) -> Any:
     lengths = _lengths(op, x)
     if rtol is None:
-        return max(lengths) * float(finfo(x.dtype).eps)
+        return max(lengths) * float(finfo(x.dtype if x.dtype in INEXACT else float32).eps)
     if isinstance(rtol, Array):
         return rtol.astype(real_of(x.dtype))
     return rtol if isinstance(rtol, NUMBERS) or stands_for_array(rtol) else number(op, "rtol", rtol)

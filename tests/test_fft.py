@@ -182,7 +182,6 @@ def test_vmap_and_compiled_functions_compute_the_same(anywhere: None) -> None:
         (lambda x: fft.irfft(x), ShapeError, r"irfft: x is float32\[2, 1\]; it has too few elements along axis 1"),
         (lambda x: fft.fft(x[:0], axis=0), ShapeError, "fft: x is .* too few elements along axis 0, so n must be"),
         (lambda x: fft.rfft(x.astype("complex64")), DtypeError, "rfft: x is complex64.*; its dtype must be float"),
-        (lambda x: fft.fft(x.astype("int32")), DtypeError, r"fft: x is int32\[2, 1\]; its dtype must be floating"),
         (lambda x: fft.fft([1.0]), TypeError, r"fft: x is a list; it must be a polyarr array"),
         (lambda x: fft.fftfreq(0), ValueError, "fftfreq: n is 0; it must be at least 1"),
         (lambda x: fft.rfftfreq(3, d=0), ValueError, "rfftfreq: d is 0; it must not be"),

@@ -10,7 +10,7 @@ import polyarr as pa
 from polyarr import linalg, ops
 from polyarr.backends.kernels import LINALG, make_kernels
 from polyarr.core.backend import Backend
-from polyarr.core.errors import BackendError, DtypeError, MatrixError, ShapeError
+from polyarr.core.errors import BackendError, MatrixError, ShapeError
 from polyarr.core.groups import groups, lacking, offer
 from polyarr.testing import check_grads
 
@@ -273,8 +273,6 @@ def test_narrow_floats_keep_their_dtype(dtype: str) -> None:
         (lambda: linalg.cross(pa.ones(2), pa.ones(2)), ShapeError, "^cross: .* axis -1 must have three elements$"),
         (lambda: linalg.diagonal(pa.ones(2)), ShapeError, "^diagonal: .* at least two axes$"),
         (lambda: linalg.vector_norm(pa.zeros((0, 2)), axis=0, ord=INF), ShapeError, "no element to choose from$"),
-        (lambda: linalg.svd(pa.ones((2, 2), dtype="int32")), DtypeError, "^svd: .* must be floating-point or compl"),
-        (lambda: linalg.vector_norm(pa.ones(2, dtype="int32")), DtypeError, "^vector_norm: .* must be floating-poi"),
         (lambda: linalg.qr(pa.eye(2), mode="r"), ValueError, "^qr: mode is 'r'; it must be 'reduced' or 'complete'$"),
         (lambda: linalg.matrix_norm(pa.eye(2), ord=3), ValueError, "^matrix_norm: ord is 3; it must be 'fro', 'nuc',"),
         (lambda: linalg.matrix_rank([[1.0]]), TypeError, "^matrix_rank: x is a list; it must be a polyarr array"),

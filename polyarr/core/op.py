@@ -51,6 +51,7 @@ from polyarr.core.spec import (
     Spec,
     check_number,
     check_size,
+    float32,
     int32,
     int64,
     may_not_fit,
@@ -112,6 +113,7 @@ class Op:
         optional: Input name -> default value; inspect.Parameter.empty if the input is required.
         defaults: Parameter name -> default value; inspect.Parameter.empty if the parameter is required.
         promoted: Indices of the inputs that are promoted to one dtype.
+        floats: Indices of the inputs that are cast to float32 if they are integers or bools.
         indices: Indices of the inputs that kernels receive as int32 or int64.
         numbers: Indices of the scalar inputs, whose values may change between calls without a new plan or capture.
         fitting: Indices of the inputs that, if they are Python numbers, must be representable in the result's dtype.
@@ -134,6 +136,7 @@ class Op:
         rule: Callable[..., Any] | None = None,
         decomposition: Callable[..., Any] | None = None,
         promoted: str = "",
+        floats: str = "",
         indices: str = "",
         fits: str = "",
         numbers: str = "",
@@ -153,6 +156,7 @@ class Op:
         self.has_precision = "precision" in self.defaults
         self.__signature__ = signature(list(arguments))
         self.promoted = tuple(self.inputs.index(name) for name in promoted.split())
+        self.floats = tuple(self.inputs.index(name) for name in floats.split())
         self.indices = tuple(self.inputs.index(name) for name in indices.split())
         self.numbers = tuple(self.inputs.index(name) for name in numbers.split())
         self.fitting = tuple(self.inputs.index(name) for name in fits.split())
@@ -282,9 +286,12 @@ class Op:
         return tuple((i, dtype) for i in numbers if dtype is not None and may_not_fit(specs[i].dtype, dtype))
 
     def _casts(self, specs: tuple) -> tuple[np.dtype | None, ...] | None:
-        """Return the dtype that each input is cast to: promoted inputs to one dtype, other indices to int64."""
+        """Return the dtype that each input is cast to, or None for each that stays; None if all do."""
         shared = self._shared_dtype(specs)
         casts = [shared if i in self.promoted else None for i in range(len(specs))]
+        for i in self.floats:
+            if type(specs[i]) is Spec and not specs[i].is_number and (shared or specs[i].dtype) not in INEXACT:
+                casts[i] = float32
         for i in self.indices:
             if type(specs[i]) is Spec and specs[i].dtype in (float, bool, complex):
                 raise DtypeError(f"{self.name}: {self.inputs[i]} is {specs[i]}; it must be integers")
@@ -495,6 +502,7 @@ def primitive(
     face: Callable[..., Any] | None = None,
     *,
     promote: str = "",
+    floats: str = "",
     indices: str = "",
     fits: str = "",
     numbers: str = "",
@@ -509,6 +517,7 @@ def primitive(
     Args:
         face: The shape rule: (*specs, **params) -> Spec.
         promote: Inputs that are promoted to one dtype.
+        floats: Inputs that are cast to float32 if they are integers or bools.
         indices: Inputs that kernels receive as int32 or int64, whatever integer dtype they have.
         numbers: Scalar inputs, or lists of them, whose values change from call to call: Python numbers or 0-d arrays.
             They are part of no cache key. Kernels receive Python numbers unless Backend.reads says otherwise.
@@ -522,8 +531,8 @@ def primitive(
     Returns:
         The Op; without a function, a decorator.
     """
-    named: dict[str, Any] = {"promoted": promote, "indices": indices, "fits": fits, "numbers": numbers}
-    made = lambda face: Op(face, rule=face, **named, checks=checks, widen=widen, group=group)
+    named: dict[str, Any] = {"promoted": promote, "floats": floats, "indices": indices, "numbers": numbers}
+    made = lambda face: Op(face, rule=face, **named, fits=fits, checks=checks, widen=widen, group=group)
     return made if face is None else made(face)
 
 
@@ -531,6 +540,7 @@ def composed(
     face: Callable[..., Any] | None = None,
     *,
     promote: str = "",
+    floats: str = "",
     indices: str = "",
     numbers: str = "",
     canonical: Callable[..., Any] | None = None,
@@ -545,6 +555,7 @@ def composed(
     Args:
         face: The decomposition: (*inputs, **params) -> value.
         promote: Inputs that are promoted to one dtype.
+        floats: Inputs that are cast to float32 if they are integers or bools.
         indices: Inputs that kernels receive as int32 or int64, whatever integer dtype they have.
         numbers: Scalar inputs, or lists of them, whose values change from call to call: Python numbers or 0-d arrays.
             They are part of no cache key. Kernels receive Python numbers unless Backend.reads says otherwise.
@@ -556,7 +567,7 @@ def composed(
     Returns:
         The Op; without a function, a decorator.
     """
-    named: dict[str, Any] = {"promoted": promote, "indices": indices, "numbers": numbers}
+    named: dict[str, Any] = {"promoted": promote, "floats": floats, "indices": indices, "numbers": numbers}
     made = lambda face: Op(face, rule=infer, decomposition=face, **named, canonical=canonical, widen=widen, group=group)
     return made if face is None else made(face)
 

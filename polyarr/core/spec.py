@@ -149,21 +149,29 @@ def as_dtype(dtype: object) -> np.dtype:
 def promote(op: str, specs: Sequence[Spec]) -> np.dtype:
     """Return the dtype that arrays with these Specs are promoted to, by the array API standard's table.
 
+    Where the standard defines nothing, as JAX and PyTorch do: arrays of a lower kind do not count (bool, integers,
+    then floats and complex numbers), and a Python number of a higher kind than the arrays is int64, float32 or
+    complex64.
+
     Raises:
-        DtypeError: The standard defines no promotion (mixed kinds, int64 with uint64), or a Python number is of a
-            higher kind than the arrays.
+        DtypeError: No integer dtype holds the values of both (int64 with uint64).
     """
     arrays: list[np.dtype] = [s.dtype for s in specs if not s.is_number]
     if not arrays:
         raise DtypeError(f"{op}: got only Python numbers; at least one input must be an array, by polyarr.asarray")
-    dtype = arrays[0]
-    for other in arrays[1:]:
+    highest = max(map(_rank, arrays))
+    dtype, *others = [d for d in arrays if _rank(d) == highest]
+    for other in others:
         if other != dtype:
             dtype = _promote_pair(op, dtype, other, specs)
-    for spec in specs:
-        if spec.is_number and not _number_fits(spec.dtype, dtype):
-            raise DtypeError(f"{op}: cannot combine {_listed(specs)}; cast the array with astype")
+    for number in [s.dtype for s in specs if s.is_number]:
+        if _rank(as_dtype(number)) > _rank(dtype):
+            dtype = as_dtype(number)
     return complex_of(dtype) if any(s.dtype is complex for s in specs) else dtype
+
+
+def _rank(dtype: np.dtype) -> int:
+    return 2 if dtype in INEXACT else int(dtype in INTEGERS)
 
 
 def complex_of(dtype: np.dtype) -> np.dtype:
@@ -188,12 +196,6 @@ def _promote_pair(op: str, a: np.dtype, b: np.dtype, specs: Sequence[Spec]) -> n
         if found in INTEGERS:
             return found
     raise DtypeError(f"{op}: cannot promote {_listed(specs)}; cast one of them with astype")
-
-
-def _number_fits(number: type, dtype: np.dtype) -> builtins.bool:
-    if number is builtins.bool:
-        return dtype == bool
-    return dtype in INEXACT or (number is int and dtype in INTEGERS)
 
 
 def may_not_fit(number: type, dtype: np.dtype) -> builtins.bool:

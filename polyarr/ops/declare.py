@@ -54,13 +54,16 @@ def elementwise(
                     check_kind(face.__name__, name, a, kind)
             return face(*args)
 
+        shared: dict[str, Any] = {"promoted": " ".join(names)}
+        if kind in ("inexact", "floating"):
+            shared["floats"] = shared["promoted"]
         face.__doc__ = _documented(face.__doc__ or "", names, kind, result)
         if primitive:
-            return _listed(Op(face, rule=rule, promoted=" ".join(names), widen=widen, group=group))
+            return _listed(Op(face, rule=rule, **shared, widen=widen, group=group))
         decomposition.__name__, decomposition.__doc__ = face.__name__, face.__doc__
         decomposition.__module__ = face.__module__
         decomposition.__signature__ = inspect.signature(face)  # type: ignore[attr-defined]
-        return _listed(Op(decomposition, decomposition=decomposition, promoted=" ".join(names), widen=widen))
+        return _listed(Op(decomposition, decomposition=decomposition, **shared, widen=widen))
 
     return decorate
 
@@ -89,8 +92,11 @@ def _sections(names: tuple[str, ...], kind: str, result: Any) -> list[str]:
     """Return the sections Args, Returns and Raises of an elementwise op."""
     dtypes = ARRAYS[kind]
     given = "Complex " if result is complex_of else "Real " if callable(result) else f"{result.name} " if result else ""
+    if kind in ("inexact", "floating"):
+        dtypes += " (integers and bools are cast to float32)"
     if len(names) == 1:
-        args, raised = [f"{names[0]}: {dtypes}, of any shape."], [f"DtypeError: {names[0]} has another dtype."]
+        args = [f"{names[0]}: {dtypes}, of any shape."]
+        raised = [] if kind in ("any", "inexact") else [f"DtypeError: {names[0]} has another dtype."]
         found = f"{given}array of the shape of x." if given else "Array of the shape and dtype of x."
     else:
         args = [f"{name}: {dtypes}, or a Python number." for name in names]
@@ -101,4 +107,4 @@ def _sections(names: tuple[str, ...], kind: str, result: Any) -> list[str]:
             f"ShapeError: {' and '.join(names)} do not broadcast.",
         ]
     sections = {"Args": args, "Returns": [found], "Raises": raised}
-    return [f"{title}:\n" + "\n".join(f"    {line}" for line in lines) for title, lines in sections.items()]
+    return [f"{title}:\n" + "\n".join(f"    {line}" for line in lines) for title, lines in sections.items() if lines]

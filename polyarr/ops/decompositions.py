@@ -44,7 +44,7 @@ def _matrices(op: str, x: Spec, rows: str = "any") -> Spec:
 # ---- primitives --------------------------------------------------------------------------------------------------
 
 
-@primitive(group=LINALG, widen=True)
+@primitive(group=LINALG, widen=True, floats="x")
 def cholesky(x):
     """Return the lower triangle L with a positive diagonal such that L L^H is the Hermitian part (x + x^H) / 2 of x.
 
@@ -73,7 +73,7 @@ def cholesky(x):
     return _matrices("cholesky", x, "as many")
 
 
-@primitive(group=LINALG, widen=True)
+@primitive(group=LINALG, widen=True, floats="x")
 def eigh(x):
     """Return eigenvalues w, ascending, and eigenvectors v of the Hermitian part of x: v diag(w) v^H = (x + x^H) / 2.
 
@@ -97,7 +97,7 @@ def eigh(x):
     return Spec(x.shape[:-1], real_of(x.dtype)), x
 
 
-@primitive(group=LINALG, widen=True)
+@primitive(group=LINALG, widen=True, floats="x")
 def qr(x):
     """Return q with orthonormal columns and the upper triangle r with a nonnegative diagonal such that x = q r.
 
@@ -119,7 +119,7 @@ def qr(x):
     return x, Spec((*x.shape[:-2], x.shape[-1], x.shape[-1]), x.dtype)
 
 
-@primitive(group=LINALG, widen=True)
+@primitive(group=LINALG, widen=True, floats="x")
 def svd(x):
     """Return u and vh with orthonormal columns and rows, and the singular values s, such that x = u diag(s) vh.
 
@@ -146,7 +146,7 @@ def svd(x):
     return Spec((*lead, m, k), x.dtype), Spec((*lead, k), real_of(x.dtype)), Spec((*lead, k, n), x.dtype)
 
 
-@primitive(group=LINALG, widen=True)
+@primitive(group=LINALG, widen=True, floats="x")
 def slogdet(x):
     """Return the sign of the determinant and the logarithm of its absolute value; 0 and -inf for a singular matrix.
 
@@ -170,7 +170,7 @@ def slogdet(x):
     return Spec(x.shape[:-2], x.dtype), Spec(x.shape[:-2], real_of(x.dtype))
 
 
-@primitive(group=LINALG, widen=True, promote="x b")
+@primitive(group=LINALG, widen=True, promote="x b", floats="x b")
 def solve(x, b):
     """Return the solution y of x y = b.
 
@@ -202,7 +202,7 @@ def solve(x, b):
     return Spec((*lead, *b.shape[-2:]), x.dtype)
 
 
-@primitive(group=EIG, widen=True)
+@primitive(group=EIG, widen=True, floats="x")
 def eig(x):
     """Return the eigenvalues w and eigenvectors v of a square matrix: x v = v diag(w).
 
@@ -401,7 +401,7 @@ def _like(g, x: Spec):
 # ---- made of them ------------------------------------------------------------------------------------------------
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, floats="x")
 def inv(x):
     """Return the inverse of a matrix.
 
@@ -421,7 +421,7 @@ def inv(x):
     return solve(x, identity(x.shape[-1], x))
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, floats="x")
 def det(x):
     """Return the determinant of a matrix.
 
@@ -442,7 +442,7 @@ def det(x):
     return multiply(sign, exp(size))
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, floats="x")
 def eigvalsh(x):
     """Return the eigenvalues of the Hermitian part of x, ascending.
 
@@ -462,7 +462,7 @@ def eigvalsh(x):
     return eigh(x)[0]
 
 
-@composed(group=EIG)
+@composed(group=EIG, floats="x")
 def eigvals(x):
     """Return the eigenvalues of a square matrix, in the order of eig.
 
@@ -482,7 +482,7 @@ def eigvals(x):
     return eig(x)[0]
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, floats="x")
 def svdvals(x):
     """Return the singular values of x, descending.
 
@@ -502,7 +502,7 @@ def svdvals(x):
     return svd(x)[1]
 
 
-@composed(group=LINALG)
+@composed(group=LINALG, floats="x")
 def pinv(x, rtol):
     """Return the pseudo-inverse of x. Singular values of at most rtol times the largest count as 0.
 

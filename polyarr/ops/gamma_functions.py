@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from polyarr.core.array import Array, cast, spec_of, widened
-from polyarr.core.spec import check_kind, float64
+from polyarr.core.spec import INEXACT, check_kind, float32, float64
 from polyarr.ops import coefficients
 from polyarr.ops.coefficients import horner, polynomial
 from polyarr.ops.create import array_like
@@ -127,13 +127,13 @@ def polygamma(n: int, x: Array) -> Array:
 
     Args:
         n: Int from 0 to 170; 0 for digamma itself.
-        x: Floating-point array of any shape.
+        x: Floating-point array of any shape; integers and bools are cast to float32.
 
     Returns:
         Array of the shape and dtype of x; infinite at 0 and at negative integers if n is at least 1.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ValueError: n is not from 0 to 170.
 
     Examples:
@@ -147,6 +147,7 @@ def polygamma(n: int, x: Array) -> Array:
     if not 0 <= n <= MAX_ORDER:
         raise ValueError(f"polygamma: n is {n}; it must be from 0 to {MAX_ORDER}")
     check_array("polygamma", "x", x)
+    x = x if x.dtype in INEXACT else cast(x, float32)
     check_kind("polygamma", "x", spec_of(x), "floating")
     if n == 0:
         return digamma(x)

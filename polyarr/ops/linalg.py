@@ -201,12 +201,12 @@ def tensordot(x, y, *, axes=2, precision=None):
     return reshape(out, shape=(*(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y)))
 
 
-@composed
+@composed(floats="x")
 def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
     """Return the norm of order `ord` of vectors: sum(|x|^ord)^(1/ord).
 
     Args:
-        x: Floating-point or complex array.
+        x: Floating-point or complex array; integers and bools are cast to float32.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
         ord: Order. inf gives the largest magnitude, -inf the smallest, 0 the number of nonzero elements.
@@ -215,7 +215,6 @@ def vector_norm(x, *, axis=None, keepdims=False, ord=2.0):
         Real array without the reduced axes, of the precision of x.
 
     Raises:
-        DtypeError: x is not floating-point or complex.
         ShapeError: x lacks an axis, or ord is inf or -inf and there are no elements.
 
     Gradients: x; 0 where the norm is 0, and for elements that are 0 if the order is below 1

@@ -29,19 +29,19 @@ def _centred(x, axis):
     return subtract(x, max(untracked(x), axis=axis, keepdims=True))
 
 
-@composed(canonical=_canonical_axis)
+@composed(canonical=_canonical_axis, floats="x")
 def softmax(x, *, axis=-1):
     """Return exp(x) divided by its sum over an axis.
 
     Args:
-        x: Floating-point array of any shape.
+        x: Floating-point array of any shape; integers and bools are cast to float32.
         axis: Axis along which the results add up to 1.
 
     Returns:
         Array of the shape and dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ShapeError: x lacks the axis.
 
     Examples:
@@ -58,19 +58,19 @@ def softmax(x, *, axis=-1):
     return multiply(e, divide(1, sum(e, axis=axis, keepdims=True)))
 
 
-@composed(canonical=_canonical_axis)
+@composed(canonical=_canonical_axis, floats="x")
 def log_softmax(x, *, axis=-1):
     """Return the logarithm of softmax, without overflow.
 
     Args:
-        x: Floating-point array of any shape.
+        x: Floating-point array of any shape; integers and bools are cast to float32.
         axis: Axis along which the exponentials of the results add up to 1.
 
     Returns:
         Array of the shape and dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ShapeError: x lacks the axis.
 
     Examples:
@@ -166,19 +166,19 @@ def rms_norm(x, weight=None, *, eps=1e-6):
     return y if weight is None else like(multiply(y, weight), x)
 
 
-@composed
+@composed(floats="x")
 def gelu(x, *, approximate="none"):
     """Return x times the distribution function of the standard normal distribution at x.
 
     Args:
-        x: Floating-point array of any shape.
+        x: Floating-point array of any shape; integers and bools are cast to float32.
         approximate: "none" for the exact function by erf, "tanh" for the approximation by tanh.
 
     Returns:
         Array of the shape and dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ValueError: approximate is neither "none" nor "tanh".
 
     Examples:

@@ -383,12 +383,12 @@ def nonzero_mask(x):
     return x if x.dtype == bool_ else not_equal(x, 0)
 
 
-@composed
+@composed(floats="x")
 def mean(x, *, axis=None, keepdims=False):
     """Return the arithmetic mean over axes; nan for no elements.
 
     Args:
-        x: Floating-point or complex array.
+        x: Floating-point or complex array; integers and bools are cast to float32.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
 
@@ -396,7 +396,6 @@ def mean(x, *, axis=None, keepdims=False):
         Array without the reduced axes, of the dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point or complex.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -411,12 +410,12 @@ def mean(x, *, axis=None, keepdims=False):
     return divide(sum(x, axis=axis, keepdims=keepdims), float(_count(x, axis)))
 
 
-@composed
+@composed(floats="x")
 def var(x, *, axis=None, correction=0.0, keepdims=False):
     """Return the variance over axes: the mean of the squared distances from the mean.
 
     Args:
-        x: Floating-point array.
+        x: Floating-point array; integers and bools are cast to float32.
         axis: Int or tuple of ints; None for all axes.
         correction: Number subtracted from the number of elements in the divisor; 1 for the unbiased estimate.
         keepdims: Whether reduced axes stay, with length 1.
@@ -425,7 +424,7 @@ def var(x, *, axis=None, correction=0.0, keepdims=False):
         Array without the reduced axes, of the dtype of x; nan or inf where the divisor is not positive.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -452,7 +451,7 @@ def std(x, *, axis=None, correction=0.0, keepdims=False):
     """Return the standard deviation over axes, the square root of the variance.
 
     Args:
-        x: Floating-point array.
+        x: Floating-point array; integers and bools are cast to float32.
         axis: Int or tuple of ints; None for all axes.
         correction: Number subtracted from the number of elements in the divisor; 1 for the unbiased variance.
         keepdims: Whether reduced axes stay, with length 1.
@@ -461,7 +460,7 @@ def std(x, *, axis=None, correction=0.0, keepdims=False):
         Array without the reduced axes, of the dtype of x.
 
     Raises:
-        DtypeError: x is not floating-point.
+        DtypeError: x is complex.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
