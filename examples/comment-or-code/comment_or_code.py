@@ -57,7 +57,7 @@ def data(limit):
 @pa.compile
 def accuracy(model, tokens, keep, targets):
     """Return the fraction of lines that are classified correctly."""
-    return pa.mean((pa.argmax(model(tokens, keep), axis=-1) == targets).astype(pa.float32))
+    return pa.mean(pa.argmax(model(tokens, keep), axis=-1) == targets)
 
 
 def trained(model, arrays, steps, batch_size=64):

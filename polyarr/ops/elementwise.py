@@ -1,6 +1,7 @@
 """Elementwise arithmetic, rounding, signs, bounds, and choosing and converting. Functions such as exp: functions.py.
 
-Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the dtype of the arrays.
+Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the dtype of the arrays, unless
+its kind is higher.
 Comparisons, logic and bits are in logic.py. VJPs stand under the ops.
 """
 
