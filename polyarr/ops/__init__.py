@@ -113,8 +113,8 @@ def _in_place(name: str, op: Callable) -> Callable:
         if type(found) not in (Array, Spec):  # `other` took over the call by polyarr_op
             return found
         if found.spec != self.spec:
-            error = ShapeError if found.shape != self.shape else DtypeError
-            raise error(f"{name}: the result is {found.spec}; in place it must stay {self.spec}")
+            error, cast = (ShapeError, "") if found.shape != self.shape else (DtypeError, ", so cast one of the two")
+            raise error(f"{name}: the result is {found.spec}; in place it must stay {self.spec}{cast}")
         self.rebind(found)
         return self
 
