@@ -64,14 +64,22 @@ def test_a_step_has_singular_values_of_about_one(backend, dtype, shape):
 
 
 def test_stacked_matrices_step_as_each_alone(backend):
-    stacked, optimizer = {"ff.expert_up.weight": (3, 6, 10)}, optim.Muon(dtype="float32")
+    stacked, optimizer = {"ff.expert_up.weight": (11, 6, 10)}, optim.Muon(dtype="float32")  # more experts than rows
     (whole,) = steps(optimizer, stacked)[0].values()
-    for expert in range(3):
+    for expert in (0, 10):
         p = {"w": arrays_of(0, stacked)["ff.expert_up.weight"][expert]}
         state = optimizer.init(p)
         for step in range(4):
             p, state = optimizer.update({"w": arrays_of(step + 1, stacked)["ff.expert_up.weight"][expert]}, state, p)
         np.testing.assert_allclose(whole[expert].numpy(), p["w"].numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_matrices_decay_as_with_adamw():
+    p, settings = arrays_of(0, SHAPES), {"lr": 0.05, "weight_decay": 0.2}
+    none = {name: pa.zeros_like(a) for name, a in p.items()}
+    found, expected = (o.update(none, o.init(p), p)[0] for o in (optim.Muon(**settings), optim.AdamW(**settings)))
+    for name in SHAPES:
+        np.testing.assert_allclose(found[name].numpy(), expected[name].numpy(), rtol=1e-6)
 
 
 def test_other_arrays_step_as_with_adamw(backend):
