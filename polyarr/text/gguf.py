@@ -124,7 +124,8 @@ def _tokenizer(metadata: Mapping[str, Any]) -> SubwordTokenizer:
         )
     ends = [number for key in _ENDS if (number := _id(given, key, len(tokens))) is not None]
     chat = ChatTemplate.of(given.get("tokenizer.chat_template"), names)
-    return SubwordTokenizer(made.to_str(), None, chat, SpecialTokens(names, given.get("bos_token_id"), tuple(ends)))
+    special_tokens = SpecialTokens(names, _id(given, "bos", len(tokens)), tuple(ends))
+    return SubwordTokenizer(made.to_str(), None, chat, special_tokens)
 
 
 def _tokens(given: Mapping[str, Any]) -> tuple[list[str], list[int]]:

@@ -274,6 +274,16 @@ def test_files_without_a_tokenizer_have_numbers(tmp_path):
         load_tokenizer(tmp_path / "a.gguf")
 
 
+@pytest.mark.parametrize("number", [-1, 3])
+def test_special_tokens_that_are_none_are_left_out(number, tmp_path):
+    """Some files say so by the largest number there is."""
+    tokens = {"tokens": ["a", "b", "ab"], "merges": ["a b"], "model": "gpt2", "pre": "gpt-2"}
+    words = {**tokens, "bos_token_id": number, "eos_token_id": number, "eot_token_id": 2}
+    named = {f"tokenizer__ggml__{key}": value for key, value in words.items()}
+    found = load_tokenizer(written(tmp_path / "a.gguf", "llama", {}, **named))
+    assert (found.special.bos, found.begin, found.ends) == (None, (), (2,))
+
+
 def test_unknown_tokenizers_are_refused(tmp_path):
     words = {"tokenizer__ggml__tokens": ["a", "b"], "tokenizer__ggml__merges": ["a b"]}
     for number, (metadata, told) in enumerate(
