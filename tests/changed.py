@@ -35,9 +35,10 @@ def _place(file: PurePosixPath, root: Path) -> str:
     if file.parts[0] == "tests" and file.name.startswith("test_") and file.suffix == ".py":
         return str(file) if (root / file).exists() else ""
     if file.parts[0] == "polyarr":
+        own = PurePosixPath("tests", f"test_{PurePosixPath(file.parts[1]).stem}.py")  # of a module, or a small package
+        if (root / own).exists():
+            return str(own)
         file = PurePosixPath("tests", *file.parts[1:])
-        if len(file.parts) == 2:  # a module of the package itself
-            return str(own) if (root / (own := file.with_name(f"test_{file.name}"))).exists() else ""
     elif file.parts[0] in ("docs", "examples", "benchmarks"):
         file = "tests" / file
     elif file.parts[0] != "tests":

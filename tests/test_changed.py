@@ -7,8 +7,9 @@ import pytest
 from tests.changed import changed_files, select_tests
 
 FILES = (
-    "tests/test_tree.py", "tests/ops/test_sets.py", "tests/backends/opencl/attention/test_tiles.py",
-    "tests/docs/test_pages.py", "tests/helpers/pages.py", "tests/testing/test_kit.py", "tests/testing/faults/table.py",
+    "tests/test_tree.py", "tests/test_optim.py", "tests/ops/test_sets.py",
+    "tests/backends/opencl/attention/test_tiles.py", "tests/docs/test_pages.py", "tests/helpers/pages.py",
+    "tests/testing/test_kit.py", "tests/testing/faults/table.py",
 )  # fmt: skip
 
 
@@ -28,6 +29,7 @@ def root(tmp_path):
         (["polyarr/backends/opencl/kernels/rows.cl"], ["tests/backends/opencl"]),
         (["polyarr/backends/opencl/attention/a.py", "polyarr/backends/kernels.py"], ["tests/backends"]),
         (["polyarr/tree.py", "polyarr/version.py"], ["tests/test_tree.py"]),
+        (["polyarr/optim/schedules.py", "polyarr/saving/trees.py"], ["tests/test_optim.py"]),
         (["tests/ops/test_sets.py", "tests/ops/test_gone.py"], ["tests/ops/test_sets.py"]),
         (["tests/ops/test_sets.py", "polyarr/ops/sets.py"], ["tests/ops"]),
         (["docs/a/page.md", "README.md", "Makefile", "tests/helpers/pages.py"], ["tests/docs"]),
