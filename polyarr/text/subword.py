@@ -231,9 +231,9 @@ class SubwordTokenizer:
             yield rest
 
     def _in_doubt(self, tokens: Sequence[int], text: str) -> int:
-        """Return the number of characters at the end of a text that are single bytes which later ones may complete."""
+        """Return the number of characters at the end of a text that are bytes which later ones may complete."""
         count = next((n for n, token in enumerate(reversed(tokens)) if not self._is_byte(token)), len(tokens))
-        return count if count and text.endswith(_REPLACEMENT * count) else 0
+        return max(count, 1) if text.endswith(_REPLACEMENT * max(count, 1)) else 0
 
     def _is_byte(self, number: int) -> bool:
         """Return whether a token is one byte, as tokenizers with byte fallback write them: <0x0A>."""

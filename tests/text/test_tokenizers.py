@@ -73,9 +73,17 @@ def test_blanks_that_a_text_would_not_begin_with_are_in_a_stream():
     assert "".join(tokenizer.stream([1], after=[0])) == " b" and "".join(tokenizer.stream([1])) == "b"
 
 
-def test_a_stream_gives_a_character_when_it_is_whole():
-    parts = list(byte_tokenizer().stream(byte_tokenizer().encode("é日a")))
-    assert parts == ["", "é", "", "", "日", "a"]
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_stream_gives_a_character_when_it_is_whole(is_nested):
+    """Also where the decoder is one of several, and after a part of the character."""
+    saved = json.loads(byte_tokenizer().to_json())
+    if is_nested:
+        saved["decoder"] = {"type": "Sequence", "decoders": [saved["decoder"]]}
+    tokenizer, tokens = SubwordTokenizer(json.dumps(saved)), byte_tokenizer().encode("é日a").tolist()
+    parts = ["", "é", "", "", "日", "a"]
+    assert list(tokenizer.stream(tokens)) == parts and (tokenizer.bytes_of is None) == is_nested
+    for done in (1, 2, 4):
+        assert list(tokenizer.stream(tokens[done:], after=tokens[:done])) == parts[done:]
 
 
 def test_added_tokens_are_in_a_stream_what_they_are_in_a_text():
