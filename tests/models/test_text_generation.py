@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import polyarr as pa
@@ -145,6 +145,8 @@ def test_a_text_ends_before_a_stop_string_wherever_the_tokens_end(on_numpy):
     assert len([part for part in parts if part.row == 0]) == cut + 3
     if stop not in whole[1].text:
         assert told(parts, 1) == whole[1].text and ends[1].finish == "length"
+    begun = writer().complete(["ab", tokens], 14, seed=3, stop=[row.text[-2:] + "ZZ" for row in whole])
+    assert [row.text for row in begun] == [row.text for row in whole]  # also what a stop string may begin with
 
 
 class Ending(CharTokenizer):
@@ -198,6 +200,8 @@ def test_parts_are_whole_characters_and_together_the_text(on_numpy):
     stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3),
     cuts=st.lists(st.integers(0, 30), max_size=8),
 )
+@example(text="aba", stops=["aba", "b"], cuts=[])  # the first one to end begins later
+@example(text="aab", stops=["aab"], cuts=[2])  # all but the last character are held back
 def test_the_first_stop_string_is_found_whatever_the_parts_are(text, stops, cuts):
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     found, given_out = Stops(stops), ""
