@@ -24,7 +24,7 @@ from polyarr.training import (
 from polyarr.training.checkpoint import NotFiniteError
 from polyarr.training.files import checkpoints, kept_steps, newest, remove_left_overs
 from polyarr.training.presets import to_toml
-from polyarr.training.run import checkpoint_of, device
+from polyarr.training.run import checkpoint_of, device, restart
 from tests.training.killed_runs import SIZES, TEXT
 
 RECIPE = Recipe(SIZES, batch_size=2, steps=6, lr=1e-2, min_lr=1e-3, warmup=0, eval_every=2, eval_windows=2)
@@ -91,17 +91,24 @@ def test_without_a_number_of_steps_only_the_last_is_evaluated(tmp_path, saves):
     ],
 )
 def test_minutes_count_from_the_last_time(tmp_path, monkeypatch, saves, changes, evaluated, saved):
-    """With a clock in which a step takes a minute."""
-    clock, step = [0.0], loop._one_step
+    """With a clock in which a step takes a minute, and an evaluation ten, which are none of the run's seconds."""
+    clock = [0.0]
 
-    def slow(*args):
-        clock[0] += 60
-        return step(*args)
+    def slow(name, minutes):
+        function = getattr(loop, name)
 
-    monkeypatch.setattr(loop, "_one_step", slow)
-    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+        def delayed(*args):
+            clock[0] += 60 * minutes
+            return function(*args)
+
+        monkeypatch.setattr(loop, name, delayed)
+
+    slow("_one_step", 1)
+    slow("evaluation_loss", 10)
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(loop.time, name, lambda: clock[0])
     run = trained(tmp_path, RECIPE.changed(**{"eval_every": None, **changes}))
-    assert [row["step"] for row in run.history] == evaluated
+    assert [row["step"] for row in run.history] == evaluated and run.seconds == 60 * run.step
     assert [step for step, name in saves if name == "last"] == saved
     assert same(run, trained(tmp_path))  # whenever it was read
 
@@ -288,6 +295,12 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path):
     with pytest.raises(DivergenceError) as error:
         trained(tmp_path, recipe)
     assert "; nothing was saved before" in str(error.value) and "the first nan or inf is in the" in str(error.value)
+
+
+def test_a_run_starts_again_as_a_new_one(tmp_path):
+    run, new = trained(tmp_path), new_run(TEXT, RECIPE, seed=1)
+    restart(run)
+    assert same(run, new) and (run.step, run.history, run.curve, run.seconds) == (0, [], [], 0.0)
 
 
 def test_a_loss_scale_that_falls_below_one_stops_the_run(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from polyarr.training import (
 from polyarr.training.data import evaluation_windows, shuffled_windows
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.reporting import reporting
-from polyarr.training.run import perplexity
+from polyarr.training.run import perplexity, speed
 from polyarr.training.steps import gradients, step_of
 
 STOPPING = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -158,12 +158,13 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path, dtype):
     broken = new_run(TEXT, recipe, seed=1)
     for _ in range(10):
         one_step(broken)
+    broken.seconds = 7.5
     with reporting(broken, tmp_path, quiet, quiet=True, tensorboard=False) as reports:
         loop._evaluate_and_save(broken, 1.0, tmp_path, reports)
     pa.random.seed(99)
     saved = load_checkpoint(tmp_path, "last")
     resumed = resumed_run(TEXT, saved, Recipe.from_dict(saved.info["recipe"]))
-    assert resumed.step == 10 and resumed.best == broken.best and resumed.recipe == recipe
+    assert resumed.step == 10 and resumed.best == broken.best and resumed.recipe == recipe and resumed.seconds == 7.5
     train(resumed, tmp_path, quiet)
     states = ({**run.state, "step": pa.asarray(run.step)} for run in (resumed, whole))
     assert same(resumed.model, whole.model) and same(*states)
@@ -277,6 +278,9 @@ def test_accumulation_equals_a_larger_batch():
     model = new_run(TEXT, runs[0].recipe, 1).model
     expected = float(steps.loss_of(model, pa.asarray(np.concatenate([first, second]))))
     assert losses[1] == pytest.approx(expected, rel=1e-5) and losses[0] != losses[1]
+    for run in runs:
+        run.seconds = 2.0
+    assert [speed(run) for run in runs] == [4 * 8 / 2, 2 * 4 * 8 / 2]  # tokens per second
 
 
 @pytest.mark.usefixtures("interruptible")
