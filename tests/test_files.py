@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import struct
 import sys
 import threading
@@ -79,6 +80,22 @@ def test_temporary_files_of_killed_writers_are_removed(tmp_path):
         write_whole(tmp_path / "x", b"fast")
         assert {*tmp_path.iterdir()} == {tmp_path / "x", new, other, alike, held}
     assert (tmp_path / "x").read_bytes() == b"slow"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders cannot be flushed there")
+def test_data_are_on_the_disk_before_their_name_and_the_name_in_the_end(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def noting(handle):
+        found = os.fstat(handle)
+        size = "folder" if stat.S_ISDIR(found.st_mode) else found.st_size
+        flushed.append((size, sorted(os.listdir(tmp_path))[0][0]))  # the name of a temporary file begins with a dot
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    write_whole(tmp_path / "x", b"data")
+    share(tmp_path / "x", tmp_path / "y")
+    assert flushed == [(4, "."), ("folder", "x"), ("folder", "x")]
 
 
 def test_a_replaced_file_keeps_its_permissions(tmp_path):
