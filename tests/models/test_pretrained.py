@@ -275,6 +275,32 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
     assert new == read({**given, "rope_theta": 500.0, "rope_scaling": scaling})
     assert new.rope_theta == 500.0 and new.rope_scaling == nn.RotaryScaling(8.0, 1.0, 4.0, 16)
     assert read({**given, "rope_parameters": {"rope_type": "default", "rope_theta": 3.0}}).rope_theta == 3.0
+    yarn = read({**given, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
+    assert yarn == nn.RotaryScaling(4.0, 1.0, 32.0, 8, "yarn", 0.1 * math.log(4) + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "full", "settings"),
+    [
+        ("qwen2", (0, 1), {"use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2", range(7), {"max_window_layers": 2}),
+        ("qwen2_moe", (1, 3, 4, 5, 6), {"use_sliding_window": True, "max_window_layers": 4}),
+        ("gemma2", (1, 3, 5), {}),
+        ("gemma3_text", (5,), {}),
+        ("olmo3", (3,), {}),
+        ("smollm3", (0, 1, 2, 4, 5, 6), {"use_sliding_window": True}),
+        ("gpt_oss", (1, 3, 5), {}),
+        ("mistral", (), {}),
+    ],
+)
+def test_blocks_without_a_window_are_those_of_the_family(kind, full, settings):
+    """Where layer_types, which files had not from the first, does not say."""
+    given = {
+        "model_type": kind, "vocab_size": 9, "max_position_embeddings": 8, "hidden_size": 8, "num_hidden_layers": 7,
+        "num_attention_heads": 2, "intermediate_size": 8, "head_dim": 4, "sliding_window": 4, **settings,
+    }  # fmt: skip
+    found = format_of(given).config_of(given).windows or (0,) * 7
+    assert found == tuple(0 if number in full else 4 for number in range(7))
 
 
 _WINDOWS = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4}
