@@ -14,6 +14,7 @@ from polyarr.cli import train as cli
 from polyarr.training import (
     DivergenceError,
     Recipe,
+    divergence,
     load_checkpoint,
     loop,
     new_run,
@@ -295,6 +296,13 @@ def test_a_gradient_that_is_not_finite_is_named(tmp_path):
     with pytest.raises(DivergenceError) as error:
         trained(tmp_path, recipe)
     assert "; nothing was saved before" in str(error.value) and "the first nan or inf is in the" in str(error.value)
+
+
+def test_of_gradients_that_are_not_finite_the_nearest_to_the_loss_is_named(monkeypatch):
+    run = new_run(TEXT, RECIPE, seed=1)
+    grads = pa.tree.map(lambda p: p * math.nan, run.model)
+    monkeypatch.setattr(divergence, "gradients", lambda *_: (None, grads))
+    assert divergence._in_gradients(run, []) == "the gradient of final_norm.bias"
 
 
 def test_a_run_starts_again_as_a_new_one(tmp_path):
