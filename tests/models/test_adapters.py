@@ -71,6 +71,16 @@ def test_what_is_written_is_read_again(name, match, tmp_path):
     assert {n: p.shape for n, p in after.named_parameters(only_trainable=True).items()} == kept
 
 
+def test_dropout_and_the_scale_of_rslora_are_read(tmp_path):
+    model = model_of("llama")
+    save_adapters(tmp_path, nn.lora(model, 4, alpha=6.0, dropout=0.25))
+    for is_rank_stabilized, scale in ((False, 6.0 / 4), (True, 6.0 / 2)):
+        config = json.loads((tmp_path / CONFIG).read_text()) | {"use_rslora": is_rank_stabilized}
+        (tmp_path / CONFIG).write_text(json.dumps(config))
+        found = load_adapters(tmp_path, model).blocks[0].att.qkv
+        assert (config["lora_alpha"], found.scale, found.drop.rate) == (6.0, scale, 0.25)
+
+
 def test_one_adapter_for_each_of_queries_keys_and_values_becomes_one_for_all(tmp_path):
     """Separate adapters are merged into one; layers without PEFT adapters stay unchanged."""
     model = model_of("llama")

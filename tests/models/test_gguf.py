@@ -141,6 +141,14 @@ def test_tensors_are_those_of_the_library(type, bound, tmp_path):
     assert {leaf.dtype.name for leaf in narrow.named_parameters().values()} == {"bfloat16"}
 
 
+@pytest.mark.parametrize(("name", "layers", "windows"), [("gemma2", 46, [4, 0]), ("gemma3", 62, [4, 4, 4, 4, 4, 0])])
+def test_the_largest_gemmas_scale_scores_by_the_width_per_head(name, layers, windows, tmp_path):
+    """llama.cpp knows them by their number of blocks, as a file does not say so."""
+    changed = {"n_layers": layers, "windows": windows, "head_size": 16, "attention_scale": (32 / 4) ** -0.5}
+    save_gguf(tmp_path / "a.gguf", LlamaModel({**vars(MODELS[name]().config), **changed}))
+    assert load_pretrained(tmp_path / "a.gguf").config.attention_scale == changed["attention_scale"]
+
+
 def test_rows_of_other_lengths_than_blocks_are_float16(tmp_path):
     save_gguf(tmp_path / "a.gguf", LlamaModel({**LLAMA, "hidden_dim": 12}), type="Q8_0")
     kinds = {name: entry.kind.name for name, entry in GGUFFile(tmp_path / "a.gguf").entries.items()}

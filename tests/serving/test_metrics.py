@@ -5,6 +5,7 @@
 import asyncio
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,8 +23,10 @@ from tests.helpers.serving import (
 
 # isort: split
 
+from polyarr.models.completion import Part
 from polyarr.serving.access import Access
 from polyarr.serving.app import Service
+from polyarr.serving.metrics import Metrics
 from polyarr.serving.server import server_of
 
 LINE = re.compile(r'(polyarr_[a-z_]+(?:\{[a-z]+="[^"]+"\})?) ([0-9.e+-]+)')
@@ -79,6 +82,25 @@ def test_the_time_to_the_first_token_is_a_histogram(client):
     assert found["first_token_seconds_count"] == 5 and found["first_token_seconds_sum"] == pytest.approx(1059.0111)
     client(COMPLETION, ASK)
     assert numbers(client)["first_token_seconds_count"] == 6
+
+
+def test_the_speed_is_that_after_the_first_tokens(runner, monkeypatch):
+    """Two texts of three tokens: four in the two seconds after the first."""
+    now = [10.0]
+    monkeypatch.setitem(Metrics.counted.__globals__, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    metrics, request = Metrics(99), SimpleNamespace(prompts=[[1], [2]], distinct=2, id="a")
+
+    async def parts():
+        for count in (1, 2, 3):
+            yield [Part(row, "a", count, None) for row in range(2)]
+        now[0] = 12.0
+
+    async def all_parts():
+        return [several async for several in metrics.counted(request, parts(), 7.0)]
+
+    assert len(runner.run(all_parts())) == 3
+    text = metrics.to_text(0, 0, {})
+    assert "polyarr_tokens_per_second 2.0\n" in text and "polyarr_first_token_seconds_sum 3.0\n" in text
 
 
 def test_what_runs_is_seen(scripted, runner):
