@@ -141,6 +141,27 @@ def test_tensors_are_those_of_the_library(type, bound, tmp_path):
     assert {leaf.dtype.name for leaf in narrow.named_parameters().values()} == {"bfloat16"}
 
 
+@pytest.mark.parametrize(("kind", "number"), [("q8_0", 7), ("q4_0", 2), (None, 0)])
+def test_a_file_says_of_what_type_its_matrices_are(kind, number, tmp_path):
+    model = MODELS["llama"]()
+    save_gguf(tmp_path / "a.gguf", model.quantized(kind) if kind else model)
+    assert GGUFFile(tmp_path / "a.gguf").metadata["general.file_type"] == number
+
+
+def test_tensors_may_be_aligned_otherwise(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.add_custom_alignment(256)
+    given = {"a": np.arange(3, dtype=np.float32), "b": np.ones(5, np.float32)}
+    for name, a in given.items():
+        writer.add_tensor(name, a)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = GGUFFile(tmp_path / "a.gguf")
+    assert all(np.array_equal(found.array(name, np.float32), a) for name, a in given.items())
+
+
 @pytest.mark.parametrize(("name", "layers", "windows"), [("gemma2", 46, [4, 0]), ("gemma3", 62, [4, 4, 4, 4, 4, 0])])
 def test_the_largest_gemmas_scale_scores_by_the_width_per_head(name, layers, windows, tmp_path):
     """llama.cpp knows them by their number of blocks, as a file does not say so."""
