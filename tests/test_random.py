@@ -126,6 +126,22 @@ def test_bernoulli(on_numpy: Backend) -> None:
     assert abs(random.bernoulli(0.25, (10_000,)).numpy().mean() - 0.25) < 0.02
 
 
+def test_bernoulli_is_certain_whatever_the_bits_are(on_numpy: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for drawn in (0, 2**32 - 1):
+        monkeypatch.setattr(random, "bits", lambda shape, drawn=drawn: pa.full(shape, drawn, dtype=pa.uint32))
+        assert not random.bernoulli(0.0, (3,)).numpy().any() and random.bernoulli(1.0, (3,)).numpy().all()
+
+
+def test_draws_are_released_unless_others_were_made_since(on_numpy: Backend) -> None:
+    for others in (0, 1):
+        random.seed(7)
+        state = random.reserve(3)
+        for _ in range(others):
+            random.draw()
+        random.release(state, 3)
+        assert random.get_state() == (7, 4 if others else 0)
+
+
 def test_bernoulli_takes_an_array_of_probabilities(backend: Backend) -> None:
     p = pa.asarray([0.0, 0.25, 1.0])
     assert random.bernoulli(p).shape == (3,) and random.bernoulli(p[:0]).shape == (0,)

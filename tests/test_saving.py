@@ -31,6 +31,10 @@ def test_a_tree_comes_back(backend: Backend, tmp_path: Path) -> None:
     assert repr(tree.map(lambda a: a, found)) == repr(saved)
     assert [*found] == [*saved] and math.copysign(1, found["numbers"][2]) == -1
     assert found["arrays"][0].device == backend.name and found["arrays"][1][1].dtype == pa.int64
+    with pa.use_backend("numpy"):
+        path = tmp_path / "tree.safetensors"
+        there, here = pa.load(path, device=backend), pa.load(path)
+    assert there["arrays"][0].device == backend.name and here["arrays"][0].device == "numpy"
 
 
 @pytest.mark.parametrize("dtype", [d.name for d in DTYPES if d != pa.complex128])  # which the format lacks

@@ -117,6 +117,13 @@ def test_the_best_of_several_texts(client):
     assert [one["text"] for one in nothing] == ["a", "b"]
 
 
+def test_a_short_text_is_not_better_than_a_long_one():
+    request = CompletionRequest(False, "m", [[1]] * 2, 1, 1, 2, 3, (), None, {}, False, False)
+    likely = (("a", 1, -1.0), ("b", 3, -0.5))  # each token of the second is more likely
+    texts = [Completion(a * n, n, "stop", (TokenLogprob(1, a, p, (), 0),) * n) for a, n, p in likely]
+    assert [one["text"] for one in whole(request, texts)["choices"]] == ["bbb"]
+
+
 def test_numbers_that_json_lacks_are_the_least():
     request = CompletionRequest(False, "m", [[1]], 1, 1, 1, 1, (), None, {}, False, False, 1)
     tokens = (TokenLogprob(1, "a", -math.inf, (("b", math.nan),), 0),)
