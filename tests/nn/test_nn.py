@@ -200,6 +200,14 @@ def test_dropout_works_in_training_only():
         nn.Dropout(1.5)
 
 
+@pytest.mark.parametrize("settings", [{}, {"n_kv_heads": 1}, {"softcap": 5.0}, {"sinks": True}])
+def test_weights_of_attention_are_dropped_in_training_only(settings):
+    layer, x = nn.MultiHeadAttention(8, 2, drop_rate=0.5, **settings), pa.random.normal((2, 5, 8))
+    for is_training in (True, False):
+        outputs = [layer.train(is_training)(x).numpy() for _ in range(2)]
+        assert np.array_equal(*outputs) != is_training
+
+
 def test_activations_are_their_ops():
     x = pa.linspace(-3, 3, 13)
     assert np.array_equal(nn.GELU("tanh")(x).numpy(), pa.gelu(x, approximate="tanh").numpy())

@@ -13,7 +13,10 @@ from tests.helpers.serving import COMPLETION, LLAMA, TALK, Client, error_of, run
 
 import polyarr as pa
 from polyarr.models import LlamaModel
+from polyarr.models.completion import Part
 from polyarr.models.shared_writer import SharedWriter
+from polyarr.serving.answers import Events
+from polyarr.serving.protocol import CompletionRequest
 from polyarr.serving.server import server_of
 from polyarr.serving.tools import CallReader, Format, ToolCall, Tools
 from polyarr.text import ChatTemplate, SubwordTokenizer, byte_tokenizer
@@ -197,6 +200,17 @@ def test_only_one_call_where_calls_are_not_parallel():
     text = f"<tool_call>{ONE}</tool_call><tool_call>{ONE}</tool_call>"
     assert CallReader(Tools(HERMES.names, HERMES.format, 1)).add(text, True) == ("", [CALL])
     assert CallReader(HERMES).add(text, True) == ("", [CALL, CALL])
+
+
+def test_streamed_calls_are_numbered():
+    """Also those that become complete together, and after text."""
+    request = CompletionRequest(True, "m", [[1]], 1, 1, 1, 99, (), None, {}, True, False, tools=HERMES)
+    events, call = Events(request), f"<tool_call>{ONE}</tool_call>"
+    pieces = (f"Look: {call}", call + call[:9], call[9:])
+    parts = [Part(0, piece, n, None) for n, piece in enumerate(pieces, 1)] + [Part(0, "", 4, "stop")]
+    deltas = [json.loads(event)["choices"][0]["delta"] for part in parts for event in events.of(part)]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert [call["index"] for call in calls] == [0, 1, 2] and len({call["id"] for call in calls}) == 3
 
 
 def test_a_text_with_a_grammar_is_the_same_alone_and_beside_others(backend):
