@@ -299,8 +299,9 @@ def test_blocks_without_a_window_are_those_of_the_family(kind, full, settings):
         "model_type": kind, "vocab_size": 9, "max_position_embeddings": 8, "hidden_size": 8, "num_hidden_layers": 7,
         "num_attention_heads": 2, "intermediate_size": 8, "head_dim": 4, "sliding_window": 4, **settings,
     }  # fmt: skip
-    found = format_of(given).config_of(given).windows or (0,) * 7
-    assert found == tuple(0 if number in full else 4 for number in range(7))
+    found = format_of(given).config_of(given)
+    assert (found.windows or (0,) * 7) == tuple(0 if number in full else 4 for number in range(7))
+    assert found.rotary_blocks == ((1, 1, 1, 0, 1, 1, 1) if kind == "smollm3" else ())
 
 
 _WINDOWS = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4}
@@ -338,6 +339,9 @@ def test_which_blocks_have_experts_is_read_from_both_settings():
     assert read({**settings, "decoder_sparse_step": 2}).expert_blocks == (0, 1, 0, 1, 0, 1)
     assert read({**settings, "decoder_sparse_step": 3, "mlp_only_layers": [2]}).expert_blocks == (0, 0, 0, 0, 0, 1)
     assert read({**settings, "mlp_only_layers": None}).expert_blocks == ()
+    coefficient = {"router_aux_loss_coef": 0.5}
+    losses = [read({**settings, **coefficient, "output_router_logits": given}).router_loss for given in (True, False)]
+    assert losses == [0.5, 0.0]
     for none in ({"mlp_only_layers": [*range(6)]}, {"num_experts": 0}):
         dense = read({**settings, **none})
         assert (dense.n_experts, dense.experts_per_token, dense.router_loss) == (0, 0, 0)
