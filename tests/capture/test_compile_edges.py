@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
+from polyarr import nn
 from polyarr.core import watch
 from polyarr.profiling.tracing import Debugger
 from polyarr.testing.compare import bits
@@ -84,6 +85,21 @@ def test_keys_that_are_equal_but_of_other_types_have_other_signatures():
         kind, given = compiled({key: pa.ones(())})
         assert kind == type(key).__name__ == type(next(iter(given))).__name__
     assert len(compiled.programs()) == 3
+
+
+def test_settings_that_are_equal_but_compute_otherwise_have_other_signatures():
+    class Scale(nn.Module):
+        def __init__(self, by):
+            self.by, self.weight = by, pa.ones(())
+
+        def __call__(self):
+            return type(self.by).__name__, self.weight * float(self.by)
+
+    compiled, settings = pa.compile(lambda layer: layer()), (1, True, 1.0, 0.0, -0.0)
+    for by in settings * 2:
+        kind, y = compiled(Scale(by))
+        assert kind == type(by).__name__ and repr(y.item()) == repr(float(by))
+    assert len(compiled.programs()) == len(settings)
 
 
 def test_a_number_is_an_index(backend):
