@@ -171,6 +171,23 @@ def test_factors_of_longrope_are_chosen_by_the_context():
     assert np.abs(wanted["short"] - wanted["long"]).max() > 0.1
 
 
+def test_blocks_with_a_window_have_a_theta_of_their_own_and_no_scaling():
+    model, x = pa.tree.map(lambda p: p * 20, small(windows=[4], local_rope_theta=9.0)), tokens(1, 8)
+    plain, scaled = (small_like(model, windows=[4], rope_theta=9.0, **s) for s in ({"rope_scaling": None}, {}))
+    np.testing.assert_array_equal(model(x).numpy(), plain(x).numpy())
+    assert np.abs(scaled(x).numpy() - model(x).numpy()).max() > 0.1
+
+
+def test_the_loss_of_routers_is_that_of_blocks_with_experts_in_training():
+    """If each token chooses all experts, the load-balancing loss is their number."""
+    experts = {"n_experts": 3, "experts_per_token": 3, "n_layers": 2, "expert_blocks": [0, 1]}
+    model, given = small(**experts, router_loss=0.5), (tokens(2, 8), tokens(2, 8))
+    without = small_like(model, **experts)
+    for is_training, reduction, added in ((True, "mean", 0.5 * 3), (True, "sum", 0), (False, "mean", 0)):
+        losses = [float(one.train(is_training).loss(*given, reduction=reduction)) for one in (model, without)]
+        assert losses[0] - losses[1] == pytest.approx(added, abs=1e-5)
+
+
 def test_blocks_without_rotary_embeddings_do_not_see_the_order():
     model, x = pa.tree.map(lambda p: p * 20, small(n_layers=1, rotary_blocks=[0])), tokens(1, 8)
     turned_round = pa.asarray(x.numpy()[:, [*range(6, -1, -1), 7]])
