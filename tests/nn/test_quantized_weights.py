@@ -143,7 +143,7 @@ def test_a_model_writes_the_same_with_a_cache_and_without(backend, name):
     small, prompt = model.quantized(), pa.asarray([[3, 1, 4, 1], [5, 9, 2, 6]])
     held = {p.dtype.name for n, p in small.named_parameters().items() if n.endswith("codes")}
     assert held == {"int8"} and all(p.dtype != pa.int8 for p in model.named_parameters().values())
-    assert small.caches(2, 8)[0].k.dtype == pa.float32
+    assert small.caches(2, 8)[0].k.dtype == pa.float32 and type(small.out_head) is nn.QuantizedLinear
     a, b = (m(prompt).numpy() for m in (model, small))
     assert 0 < np.abs(a - b).max() < 0.03 * np.abs(a).max()
     seen = prompt

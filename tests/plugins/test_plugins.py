@@ -134,6 +134,14 @@ def test_strict_raises_what_would_be_recorded(kind, monkeypatch):
                 get_backend("p")
 
 
+@pytest.mark.parametrize("setting", ["0", ""])
+def test_strictness_can_be_switched_off(setting, monkeypatch):
+    monkeypatch.setenv("POLYARR_STRICT_PLUGINS", setting)
+    with installed({"p": source_of("missing library")}):
+        with pytest.raises(BackendError, match="^no backend called 'p'"), pytest.warns(PluginWarning):
+            get_backend("p")
+
+
 def test_keyboard_interrupt_is_not_swallowed():
     """Ctrl-C during a plugin's import ends the program, not the plugin."""
     with installed({"p": "raise KeyboardInterrupt"}), pytest.raises(KeyboardInterrupt):

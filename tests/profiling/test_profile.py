@@ -190,6 +190,8 @@ def test_the_ops_of_a_body_are_beneath_it(backend):
     (outermost,) = [call for call in p.calls if call.outer is None]
     assert (outermost.name, outermost.part) == ("std", "decomposition")
     assert {call.name for call in p.calls if call.outer is outermost} == {"var", "equal", "where", "sqrt"}
+    rows = [*p.ops(), *p.decompositions()]  # each second on the host is that of one row
+    assert sum(row.host for row in rows) == pytest.approx(outermost.ended - outermost.began)
 
 
 def test_a_gradient_through_a_decomposition_is_seen(backend):
