@@ -44,9 +44,9 @@ class Conversation:
         before = len(self.messages)
         messages = [*self.messages, {"role": "user", "content": text}]
         prompt, messages = self._fitted(messages, max_new_tokens)
-        said = ""
+        parts, said = self._writer.write([prompt], max_new_tokens, stop_at_context=True, **options), ""
         try:
-            for part in self._writer.write([prompt], max_new_tokens, stop_at_context=True, **options):
+            for part in parts:
                 said += part.text
                 yield part.text
         finally:

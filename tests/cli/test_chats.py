@@ -133,6 +133,8 @@ def test_the_oldest_turns_are_dropped_but_not_the_system_prompt(folder):
         before = chat.messages
         with pytest.raises(ValueError, match="it may have 246 of the model's context of 256"):
             list(chat.answer("x" * 250, 10))
+        with pytest.raises(ValueError, match="top_k is 0; it must be an int of at least 1"):
+            list(chat.answer("x", 10, top_k=0))
         assert chat.messages == before
 
 
