@@ -20,7 +20,7 @@ def loop(fn, *args, out: int = 0) -> np.ndarray:
 # ---- axes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("in_axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("in_axis", [0, 1, 2, -1, -3])
 @pytest.mark.parametrize("out_axis", [0, 1, -1])
 def test_axes_of_inputs_and_results(backend: Backend, in_axis, out_axis) -> None:
     x = given(2, 3, 4)

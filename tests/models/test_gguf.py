@@ -313,6 +313,21 @@ def test_special_tokens_that_are_none_are_left_out(number, tmp_path):
     assert (found.special.bos, found.begin, found.ends) == (None, (), (2,))
 
 
+@pytest.mark.parametrize(
+    ("tokens", "settings", "text", "found"),
+    [
+        (["a", "b", "c", "abc"], {"model": "gpt2", "pre": "llama-bpe"}, "abc", ["abc"]),  # a word needs no merges
+        (["a", "b", "c", "abc"], {"model": "gpt2", "pre": "gpt-2"}, "abc", ["a", "b", "c"]),
+        (["▁", "a", "▁a"], {"model": "llama", "scores": [-1.0] * 3}, "a", ["▁a"]),  # add_space_prefix is left out
+        (["▁", "a", "▁a"], {"model": "llama", "scores": [-1.0] * 3, "add_space_prefix": False}, "a", ["a"]),
+    ],
+)
+def test_words_are_those_of_the_models_program(tokens, settings, text, found, tmp_path):
+    named = {f"tokenizer__ggml__{key}": value for key, value in {"tokens": tokens, **settings}.items()}
+    tokenizer = load_tokenizer(written(tmp_path / "a.gguf", "llama", {}, **named))
+    assert [tokenizer.token(number) for number in tokenizer.encode(text)] == found
+
+
 def test_unknown_tokenizers_are_refused(tmp_path):
     words = {"tokenizer__ggml__tokens": ["a", "b"], "tokenizer__ggml__merges": ["a b"]}
     for number, (metadata, told) in enumerate(

@@ -138,7 +138,7 @@ def test_strict_raises_what_would_be_recorded(kind, monkeypatch):
 def test_strictness_can_be_switched_off(setting, monkeypatch):
     monkeypatch.setenv("POLYARR_STRICT_PLUGINS", setting)
     with installed({"p": source_of("missing library")}):
-        with pytest.raises(BackendError, match="^no backend called 'p'"), pytest.warns(PluginWarning):
+        with pytest.raises(BackendError, match=r"^no backend called 'p'"), pytest.warns(PluginWarning):
             get_backend("p")
 
 

@@ -16,7 +16,7 @@ from polyarr.core import watch
 from polyarr.core.op import Op
 from polyarr.core.record import FusedPull
 from polyarr.profiling.perfetto import trace_of
-from polyarr.profiling.summary import Account, Timed, account_of, kernels, ops
+from polyarr.profiling.summary import Account, Row, Timed, _aligned, account_of, kernels, ops
 from tests.helpers.opencl_modules import opencl_modules
 
 on_opencl = pytest.mark.polyarr_backend("opencl")
@@ -202,6 +202,12 @@ def test_a_gradient_through_a_decomposition_is_seen(backend):
     assert any(call.op is pa.softmax and call.part == "decomposition" and call.within("walk") for call in p.calls) == (
         pa.softmax in backend.kernels
     )
+
+
+def test_units_of_the_table_are_decimal():
+    names, cells = (line.split() for line in _aligned("op", [Row("a", "", 1, 1, 1e-3, 2e-3, 3_000_000, 4e6)], {}))
+    assert "".join(names) == "opcallslaunchesdevicemssharehostmsMBGB/sGFLOP/s"
+    assert cells == ["a", "1", "1", "1.00", "100.0%", "2.00", "3.0", "3.0", "4.0"]
 
 
 def test_a_profile_of_nothing_says_so():

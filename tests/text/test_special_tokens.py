@@ -171,6 +171,13 @@ def test_a_setting_of_another_type_is_one_line(value, tmp_path):
     assert load_tokenizer(tmp_path).ends == (2,)
 
 
+def test_the_token_that_begins_a_text_is_that_of_the_first_file_and_all_that_end_one_count():
+    found = SpecialTokens.of({"bos_token": "<s>"}, {"eos_token_id": 3}, {"bos_token_id": 4, "eos_token_id": [5, 3]})
+    assert found == SpecialTokens({"bos_token": "<s>"}, 4, (3, 5))
+    assert SpecialTokens.of({}, {"bos_token_id": 1}, {"bos_token_id": 4}).bos == 1
+    assert SpecialTokens(bos=1, eos=(2,)).union(SpecialTokens(bos=3, eos=(4,))) == SpecialTokens(bos=1, eos=(2, 4))
+
+
 def test_another_programs_settings_beside_a_tokenizer_do_not_matter(tmp_path):
     (tmp_path / "bpe.json").write_text(byte_tokenizer().to_json())
     (tmp_path / "config.json").write_text('{"eos_token_id": "anything"}')
