@@ -155,10 +155,10 @@ def test_generate_answers_and_reads_prompts_from_files(folder, capsys, monkeypat
     said(monkeypatch, b"a\n")
     _, talked, _ = run(capsys, "chat", "smol", *GREEDY)
     assert run(capsys, "generate", "smol", "--chat", "--prompt", "a", *GREEDY) == (0, talked, "")
-    (folder / "prompt.txt").write_bytes(b"a b\n")
-    _, wanted, _ = run(capsys, "generate", "smol", "--prompt", "a b", *GREEDY)
+    (folder / "prompt.txt").write_bytes(b"\n a b \r\n")  # of which the last line end is left out
+    _, wanted, _ = run(capsys, "generate", "smol", "--prompt", "\n a b ", *GREEDY)
     assert run(capsys, "generate", "smol", "--prompt-file", "prompt.txt", *GREEDY) == (0, wanted, "")
-    said(monkeypatch, b"a b\n")
+    said(monkeypatch, b"\n a b \n")
     assert run(capsys, "generate", "smol", "--prompt-file", "-", *GREEDY) == (0, wanted, "")
 
 

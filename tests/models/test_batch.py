@@ -260,6 +260,14 @@ def test_seeds_are_those_of_generate(backend, monkeypatch):
     assert tokens == wanted.tolist()
 
 
+def test_there_are_as_many_log_probabilities_as_were_asked_for(on_numpy):
+    batch = Batch(model_of("gpt"), 2)
+    for top in (3, 1):
+        batch.add(np.array([1, 2, 3]), Sampling(temperature=0), logprobs=top, echo=True)
+    sizes = {(one.row, one.token is None): [a.shape[-1] for a in one.logprobs[1:]] for one in batch.step()}
+    assert sizes == {(0, True): [3, 3], (0, False): [3, 3], (1, True): [1, 1], (1, False): [1, 1]}
+
+
 def test_a_long_prompt_holds_up_no_text_and_changes_nothing():
     with pa.use_backend("numpy"):
         pa.random.seed(0)
