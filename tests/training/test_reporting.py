@@ -52,6 +52,9 @@ def test_every_report_is_a_line(run_folder):
     assert numbers(rows, "lr") == [(step, rate(step - 1)) for step in (10, 15, 20, 25)]
     assert all(row["tokens_per_second"] > 0 and row["tflops"] >= 0 and row["time"] > 1e9 for row in rows if "lr" in row)
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    rates = [rate for _, rate in numbers(rows, "tokens_per_second")]  # each of the steps since the row before
+    seconds = sum(n * 2 * 4 / rate for n, rate in zip((10, 5, 5, 5), rates, strict=True))
+    assert seconds == pytest.approx(run.seconds, 0.01)
 
 
 def test_the_share_of_the_peak_is_of_the_peak_that_the_backend_knows(on_numpy, tmp_path):
@@ -223,6 +226,9 @@ def test_a_file_has_plain_lines_now_and_then(capsys):
         "step    50/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  0:01:00 left\n"
         "step   100/200  loss 2.346  12,346 tokens/s  0.812 TFLOP/s  1.5 GB (at most 2 GB)  0:00:40 left\n",
     )
+    now = iter([0, 20])
+    progress.Lines(200, 20, lambda: next(now)).show(ROW | {"step": 60})  # of a run that was resumed
+    assert capsys.readouterr().err.endswith("  0:01:10 left\n")
 
 
 def test_slow_work_is_reported_in_gflops():
