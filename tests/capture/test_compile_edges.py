@@ -102,6 +102,12 @@ def test_settings_that_are_equal_but_compute_otherwise_have_other_signatures():
     assert len(compiled.programs()) == len(settings)
 
 
+def test_the_zeros_are_two_constants(backend):
+    x = pa.asarray([1.0])
+    both = pa.compile(lambda x: (1 / (x * 0.0), 1 / (x * -0.0)))(x)
+    assert [y.item() for y in both] == [math.inf, -math.inf]
+
+
 def test_a_number_is_an_index(backend):
     def fn(x, n):
         before = x[n], x[..., n, None], x[n, [1, 0]]

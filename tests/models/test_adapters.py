@@ -150,7 +150,8 @@ def test_an_imported_model_has_them_in_its_weights(tmp_path):
     model = model_of("llama")
     save_pretrained(tmp_path / "base", model)
     save_adapters(tmp_path / "a", adapted(model))
-    import_model(tmp_path / "base", tmp_path / "run", adapters=tmp_path / "a")
+    saved = import_model(tmp_path / "base", tmp_path / "run", adapters=tmp_path / "a")
+    assert saved.info["base"] is None  # no other folder has these weights
     found, _ = load_model(tmp_path / "run")
     np.testing.assert_allclose(logits(found), logits(adapted(model)), rtol=0, atol=1e-4)
 

@@ -45,8 +45,11 @@ def check(found, tokens, wanted, first, top):
 def test_prompts_of_several_lengths_and_what_follows_them(backend, monkeypatch, name, settings):
     """All tokens of all rows have the log-probabilities of a plain pass over the whole text."""
     monkeypatch.setattr(logprobs, "_MAX_LOGITS", 4 * 40 * 3)  # three positions at once
+    computed, of = [], logprobs.logprobs_of
+    monkeypatch.setattr(logprobs, "logprobs_of", lambda logits, *a: computed.append(logits.shape) or of(logits, *a))
     model, prompts = small(name), ["abc", "x", "hello there", "be a cab"]
     found = Writer(model, LETTERS).complete(prompts, 6, logprobs=3, echo=True, **settings)
+    assert [count for _, count, _ in computed] == [3, 3, 3, 1]
     for prompt, one in zip(prompts, found, strict=True):
         tokens = LETTERS.encode(prompt + one.text).tolist()
         wanted, (first, *others) = reference(model, tokens), one.logprobs

@@ -138,6 +138,14 @@ def test_a_request_whose_client_has_left_is_not_begun():
         assert found._strikes == 0 and found.encode_messages(ASKED, 100)
 
 
+def test_a_text_that_fits_is_encoded_whole_even_if_its_beginning_has_more_tokens():
+    class Merging(CharTokenizer):
+        def encode(self, text, add_special_tokens=True):
+            return super().encode(text[:2] if len(text) < 20 else text[:1], add_special_tokens)
+
+    assert worker_module.RequestHandler(Merging("ab")).encode_within("b" * 20, 1, True) == [1]
+
+
 def test_a_tokenizer_that_grows_a_prompt_is_stopped_and_others_are_answered():
     with SandboxedTokenizer(tokenizer_of(normalizer=GROWING), SMALL, is_shared=True) as found:
         found.wait()
