@@ -9,7 +9,7 @@ import pytest
 
 import polyarr
 from polyarr import Array, Backend, ops
-from polyarr.core.precision import PRECISIONS
+from polyarr.core.precision import PRECISIONS, as_kernel_takes
 from tests.helpers.root import ROOT
 
 Told = list[str]
@@ -97,6 +97,17 @@ def test_a_checkpoint_computes_again_as_exactly(x: Array, told: Told) -> None:
         value, pull = polyarr.vjp(again, x)
     pull(polyarr.ones_like(value))
     assert told == ["high"] * 4  # once, once again, and two gradients
+
+
+@pytest.mark.parametrize(
+    ("asked", "known", "given"),
+    [
+        ("medium", ("high", "medium"), "medium"), ("medium", ("high",), "high"), ("high", ("high", "medium"), "high"),
+        ("high", ("medium",), "highest"), ("highest", ("high", "medium"), "highest"),
+    ],
+)  # fmt: skip
+def test_a_kernel_gets_the_least_precise_that_is_precise_enough(asked: str, known: tuple, given: str) -> None:
+    assert as_kernel_takes({"precision": asked, "a": 1}, known) == {"precision": given, "a": 1}
 
 
 def test_a_kernel_without_precisions_gets_none(x: Array, exact_device: Backend) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import polyarr as pa
-from polyarr import optim
+from polyarr import nn, optim
 from polyarr.models import Encoder, EncoderClassifier, MaskedModel, mask_tokens
 from polyarr.models.encoder import IGNORED, EncoderBlock, EncoderConfig
 from polyarr.testing import check_grads
@@ -77,6 +77,13 @@ def test_padding_is_not_seen(backend):
     assert np.array_equal(model(other, keep).numpy(), both)
     np.testing.assert_allclose(model(tokens[1:, :5]).numpy()[0], both[1], rtol=1e-5, atol=1e-6)
     assert np.isfinite(model(tokens, pa.zeros((2, 8), dtype=bool)).numpy()).all()
+
+
+def test_blocks_get_scaled_embeddings_with_positions(on_numpy):
+    model, tokens = Encoder(SMALL).eval(), tokens_of(2, 8)
+    model.blocks = []
+    embedded = pa.take(model.tok_emb.weight, tokens, axis=0) * 12**0.5
+    np.testing.assert_allclose(model(tokens).numpy(), nn.PositionalEncoding(12)(embedded).numpy(), rtol=1e-6)
 
 
 def test_positions_count(on_numpy):

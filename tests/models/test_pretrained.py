@@ -256,8 +256,10 @@ def test_gpt2s_settings_are_its_four_sizes(sizes, count):
     width, layers, heads = sizes
     given = {"model_type": "gpt2", "vocab_size": 50257, "n_ctx": 1024, "n_positions": 1024}
     given |= {"n_embd": width, "n_layer": layers, "n_head": heads, "activation_function": "gelu_new"}
+    config = format_of(given).config_of(given)
     with nn.shapes_only():
-        assert GPTModel(format_of(given).config_of(given)).num_parameters() == count
+        assert GPTModel(config).num_parameters() == count
+    assert (config.drop_rate, config.tie_embeddings) == (0.1, True)  # transformers' defaults
 
 
 def test_rotary_settings_of_old_and_new_files_are_the_same():

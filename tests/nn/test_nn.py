@@ -186,7 +186,8 @@ def test_norms_match_numpy():
     expected = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(nn.LayerNorm(6)(x).numpy(), expected, rtol=1e-4, atol=1e-5)
     rms = host / np.sqrt((host**2).mean(-1, keepdims=True) + 1e-6)
-    np.testing.assert_allclose(nn.RMSNorm(6)(x).numpy(), rms, rtol=1e-5)
+    for layer in (nn.RMSNorm(6), nn.RMSNorm(6, offset=1.0)):
+        np.testing.assert_allclose(layer(x).numpy(), rms, rtol=1e-5)
 
 
 def test_dropout_works_in_training_only():

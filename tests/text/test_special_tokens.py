@@ -155,6 +155,7 @@ def test_the_models_settings_count_whatever_tokenizer_it_gets(tmp_path, on_numpy
     assert {*with_bytes.ends} == {with_bytes.end, 2}
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "a" / name).unlink()
+    assert NumberTokenizer(3, SpecialTokens(eos=(2, 3))).ends == (2,)  # 3 is no token
     numbers = import_model(tmp_path / "a", tmp_path / "numbers").tokenizer
     assert isinstance(numbers, NumberTokenizer) and numbers.ends == (2,)
     again = load_checkpoint(tmp_path / "numbers").tokenizer

@@ -111,6 +111,10 @@ def test_the_end_of_a_text_is_a_token():
     assert CharTokenizer("ab").end is None
 
 
+def test_characters_are_numbered_by_their_code_points():
+    assert CharTokenizer("c\u00e9ab").encode("abc\u00e9").tolist() == [0, 1, 2, 3]
+
+
 def test_a_tokenizer_is_its_description():
     for one in (BPE, CharTokenizer.from_text(TEXT)):
         again = tokenizer_from_dict(json.loads(json.dumps(one.to_dict())))
