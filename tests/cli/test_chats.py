@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -169,6 +170,21 @@ def test_drafts_leave_answers_as_they_are(folder, capsys, monkeypatch):
         talked = run(capsys, "chat", "smol", *GREEDY, *options)
         answers.append((talked, run(capsys, "generate", "smol", "--prompt", "a b", *GREEDY, *options)))
     assert answers == answers[:1] * 4 and answers[0][0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "drafts"), [((), 0), (("--draft", "smol"), 4), (("--draft", "smol", "--speculate", 2), 2)]
+)
+def test_a_server_drafts_as_it_is_asked_to(folder, capsys, monkeypatch, options, drafts):
+    given = {}
+
+    def server_of(*_, **settings):
+        given.update(settings)
+        raise ValueError("it begins")
+
+    monkeypatch.setattr(import_module("polyarr.serving.server"), "server_of", server_of)
+    assert run(capsys, "serve", "smol", "--port", 0, "--backend", "numpy", *options)[0] == 1
+    assert given["drafts"] == drafts and (given["draft_model"] is None) == (not options)
 
 
 def test_a_draft_model_of_other_tokens_is_refused(folder, capsys):

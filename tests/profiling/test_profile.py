@@ -289,12 +289,14 @@ def test_operations_of_fused_kernels(backend):
     with pa.profile() as p:
         pa.grad(lambda q: pa.sum(pa.attention(q, q, q, causal=True)))(q)
         pa.grad(lambda x: pa.sum(pa.linear(x, w)))(x)
+        pa.grad(lambda w: pa.sum(pa.embedding(w, pa.asarray([1, 2, 3], dtype=pa.int32))))(w)
     rows = names(p.ops())
     assert rows["attention"].operations == 2 * (64 + 64) * (8 * 8 - 28) / 8 * 1
     assert rows["attention backward"].operations == 2.5 * rows["attention"].operations
     assert rows["linear"].operations == 2 * 3 * 5 * 4
     assert rows["linear backward"].operations == 2 * rows["linear"].operations
     assert rows["linear backward"].nbytes == 4 * (15 + 12 + 20 + 12)
+    assert rows["embedding backward"].nbytes == 4 * (12 + 3 + 20)  # the weight is not read
 
 
 def test_the_account_of_a_block_adds_up():

@@ -102,7 +102,8 @@ def test_nothing_is_taken_for_markup(folder):
 def test_rates_are_those_of_the_run_and_memory_is_the_most():
     info = {
         "run": "a", "preset": "p", "data": None, "seed": 1, "step": 20, "seconds": 10.0, "tokenizer": {"kind": "k"},
-        "history": [], "curve": [], "versions": {"polyarr": "0"}, "recipe": {"steps": 20},
+        "history": [{"step": n, "train": 2.0, "val": v, "seconds": n} for n, v in ((5, 1.5), (10, 1.25), (20, 1.75))],
+        "curve": [], "versions": {"polyarr": "0"}, "recipe": {"steps": 20},
     }  # fmt: skip
     rows = [
         {"run": "a", "step": 10, "seconds": 9.0, "tokens_per_second": 100, "tflops": 1.0, "memory_peak": 3_000_000},
@@ -112,6 +113,7 @@ def test_rates_are_those_of_the_run_and_memory_is_the_most():
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", rendered(info, rows)))
     assert (facts["tokens/s"], facts["TFLOP/s"]) == ("190", "1.9")
     assert facts["memory of the device, at most"] == "3 MB"
+    assert facts["best validation loss"] == "1.2500 at step 10" and facts["its perplexity"] == "3.49"
 
 
 @pytest.mark.parametrize("last", [600, 100_000, 999_999, 12_345_678])
