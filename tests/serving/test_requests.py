@@ -5,6 +5,7 @@
 import asyncio
 import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,7 +30,7 @@ from tests.helpers.serving import (
 from polyarr.serving.app import Service
 from polyarr.serving.protocol import Limits
 from polyarr.serving.server import server_of
-from polyarr.serving.worker import Worker
+from polyarr.serving.worker import HELD, Worker, _Job
 
 
 def test_requests_have_their_turn_and_beyond_the_places_they_are_refused(scripted, runner):
@@ -116,13 +117,24 @@ def test_an_error_within_a_stream_is_its_last_event(scripted, runner):
     runner.run(scenario(Client(service, runner)))
 
 
+def test_parts_of_a_stream_are_given_at_once_and_those_of_a_whole_answer_together():
+    for is_stream, sizes in ((True, [1, 1, 1]), (False, [1, HELD, HELD])):
+        job, found = _Job(SimpleNamespace(is_stream=is_stream), "", None, None), []
+        for _ in range(sum(sizes)):
+            job.held.append(None)
+            found += [len(job.taken())] if job.is_due else []
+        assert found == sizes
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_request_that_takes_too_long_is_ended(tiny, programs, runner, is_stream):
+def test_a_request_that_takes_too_long_is_ended(tiny, programs, runner, is_stream, monkeypatch):
+    limits, timeout = [], asyncio.timeout
+    monkeypatch.setattr(asyncio, "timeout", lambda seconds: limits.append(seconds) or timeout(seconds))
     writer = Scripted(tiny[1])
     service = Service(Worker(writer, programs, waiting=1), "tiny", Limits(1000, seconds=0.5))
     client = Client(service, runner)
     found = client(COMPLETION, {**ASK, "stream": is_stream})
-    assert found.status_code == 504 and "it takes longer than 0.5 s" in error_of(found)
+    assert found.status_code == 504 and "it takes longer than 0.5 s" in error_of(found) and 0.5 in limits
     assert service.worker.requests == 0
     writer.go.release(1)
     assert writer.ended.acquire(timeout=60)

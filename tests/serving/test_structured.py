@@ -13,10 +13,10 @@ from tests.helpers.serving import COMPLETION, LLAMA, TALK, Client, error_of, run
 
 import polyarr as pa
 from polyarr.models import LlamaModel
-from polyarr.models.completion import Part
+from polyarr.models.completion import Completion, Part
 from polyarr.models.shared_writer import SharedWriter
-from polyarr.serving.answers import Events
-from polyarr.serving.protocol import CompletionRequest
+from polyarr.serving.answers import Events, whole
+from polyarr.serving.protocol import CompletionRequest, _tools
 from polyarr.serving.server import server_of
 from polyarr.serving.tools import CallReader, Format, ToolCall, Tools
 from polyarr.text import ChatTemplate, SubwordTokenizer, byte_tokenizer
@@ -196,6 +196,19 @@ def test_calls_are_found_in_any_pieces(tools, text, wanted):
         assert found == whole
 
 
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, None), ({"parallel_tool_calls": False}, 1), ({"tool_choice": "required"}, None),
+        ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, 1),
+    ],
+)  # fmt: skip
+def test_a_request_says_how_many_calls_there_may_be(fields, most):
+    tokenizer = SubwordTokenizer(byte_tokenizer().to_json(), chat=ChatTemplate("{{ tools }}"))
+    tools = [{"type": "function", "function": {"name": name}} for name in ("now", "weather")]
+    assert _tools({"tools": tools, **fields}, tokenizer).most == most
+
+
 def test_only_one_call_where_calls_are_not_parallel():
     text = f"<tool_call>{ONE}</tool_call><tool_call>{ONE}</tool_call>"
     assert CallReader(Tools(HERMES.names, HERMES.format, 1)).add(text, True) == ("", [CALL])
@@ -211,6 +224,16 @@ def test_streamed_calls_are_numbered():
     deltas = [json.loads(event)["choices"][0]["delta"] for part in parts for event in events.of(part)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
     assert [call["index"] for call in calls] == [0, 1, 2] and len({call["id"] for call in calls}) == 3
+
+
+@pytest.mark.parametrize(("tools", "finish", "found"), [
+    (HERMES, "stop", "tool_calls"), (HERMES, "length", "length"),
+    (Tools(HERMES.names, HERMES.format, 1, is_named=True), "stop", "stop"),
+])  # fmt: skip
+def test_an_answer_with_calls_ends_for_them_unless_it_was_cut(tools, finish, found):
+    request = CompletionRequest(True, "m", [[1]], 1, 1, 1, 99, (), None, {}, False, False, tools=tools)
+    text = f"<tool_call>{ONE}</tool_call>"
+    assert whole(request, [Completion(text, 9, finish)])["choices"][0]["finish_reason"] == found
 
 
 def test_a_text_with_a_grammar_is_the_same_alone_and_beside_others(backend):
@@ -237,11 +260,14 @@ def test_a_text_with_a_grammar_is_the_same_alone_and_beside_others(backend):
 def test_a_grammar_that_fails_ends_its_text_alone():
     with pa.use_backend("numpy"):
         writer = SharedWriter(model_of(), byte_tokenizer(), 2, 256)
+        ended, end = [], writer.constraints.end
+        writer.constraints.end = lambda one: ended.append(one) or end(one)
         bad, good = (writer.begin(["ab"], 100, seed=1, grammar=f"start: {one}") for one in ("(", json_rule(SCHEMA)))
         text = ""
         while not writer.is_idle:
             text += "".join(part.text for call, part in writer.step() if call is good)
         assert bad.is_done and bad.error and good.error is None
+        assert ended == good.constraints  # the worker need not keep it
         jsonschema.validate(json.loads(text), SCHEMA)
         writer.constraints.close()
 
