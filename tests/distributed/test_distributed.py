@@ -10,7 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import polyarr as pa
@@ -264,6 +266,20 @@ def test_threads_of_one_process_may_be_in_collectives_at_once() -> None:
     with world.link.turn("of this thread"), ThreadPoolExecutor(1) as pool:
         pool.submit(world.barrier).result()
         pool.submit(world.agree, "it", 1).result()
+
+
+def test_deferred_collectives_are_completed_before_messages():
+    class Comm:
+        rank, size = 0, 2
+
+        def __getattr__(self, name):
+            return lambda *_: SimpleNamespace(Test=lambda: done.append(name) or True)
+
+    link, done = Link(Comm()), []
+    link.settle = lambda: done.append("settle")
+    link.spread(np.zeros(1, np.uint8), 0)
+    link.gather(b"a")
+    assert done == ["settle", "Ibcast", "settle", "Iallgather"]
 
 
 def test_bad_calls_are_refused_by_one_process_too() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 import polyarr as pa
 from polyarr import nn
+from polyarr.nn.rotary import positions_of
 
 SCALING = nn.RotaryScaling(8.0, 1.0, 4.0, 64)
 
@@ -123,3 +124,9 @@ def test_gated_feed_forward_matches_numpy():
     gated = host @ gate.T
     wanted = (gated / (1 + np.exp(-gated)) * (host @ up.T)) @ down.T
     np.testing.assert_allclose(layer(x).numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_positions_count_from_the_end_of_the_padding():
+    """Those within it are 0: a negative one would be no index of an embedding."""
+    found = positions_of(pa.zeros(1), 4, 1, pa.asarray([0, 3], dtype=pa.int32))
+    assert found[..., 0].tolist() == [[1, 2, 3, 4], [0, 0, 0, 1]]

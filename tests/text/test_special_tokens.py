@@ -176,6 +176,8 @@ def test_the_token_that_begins_a_text_is_that_of_the_first_file_and_all_that_end
     found = SpecialTokens.of({"bos_token": "<s>"}, {"eos_token_id": 3}, {"bos_token_id": 4, "eos_token_id": [5, 3]})
     assert found == SpecialTokens({"bos_token": "<s>"}, 4, (3, 5))
     assert SpecialTokens.of({}, {"bos_token_id": 1}, {"bos_token_id": 4}).bos == 1
+    names = SpecialTokens({"eos_token": "a"}).union(SpecialTokens({"eos_token": "b", "bos_token": "c"})).names
+    assert names == {"eos_token": "a", "bos_token": "c"}
     assert SpecialTokens(bos=1, eos=(2,)).union(SpecialTokens(bos=3, eos=(4,))) == SpecialTokens(bos=1, eos=(2, 4))
 
 

@@ -295,12 +295,12 @@ def test_an_array_that_the_first_cannot_read_is_an_error_of_all():
 
 
 def test_what_differs_is_named_with_all_who_have_it():
-    rows = [{"a": 1, "seed": 1}, {"a": 1, "seed": 2}, {"a": 1, "seed": 1}, {"a": 1, "seed": 1}, {"a": 1}]
-    errors = Threads(5).each(lambda w: check_equal_on_ranks(w, lambda: rows[w.rank]))
+    rows = [{"a": 1, **({"seed": seed} if seed else {})} for seed in (1, 2, 1, 1, None, None)]
+    errors = Threads(6).each(lambda w: check_equal_on_ranks(w, lambda: rows[w.rank]))
     assert {str(e) for e in errors} == {
-        "the ranks differ: seed is 1 on ranks 0, 2-3, 2 on rank 1, nothing on rank 4; it must be the same on all"
+        "the ranks differ: seed is 1 on ranks 0, 2-3, 2 on rank 1, nothing on ranks 4-5; it must be the same on all"
     }
-    assert Threads(5).each(lambda w: check_equal_on_ranks(w, lambda: rows[0])) == [None] * 5
+    assert Threads(6).each(lambda w: check_equal_on_ranks(w, lambda: rows[0])) == [None] * 6
 
 
 @pytest.mark.parametrize(
