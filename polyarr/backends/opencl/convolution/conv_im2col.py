@@ -20,8 +20,7 @@ from polyarr.backends.opencl.convolution.conv_layout import (
 )
 from polyarr.backends.opencl.convolution.conv_params import ConvParams, Phase, phases_of
 from polyarr.backends.opencl.convolution.spatial import Padding
-from polyarr.backends.opencl.convolution.spread import lay, spread
-from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.copying.copy import dense, write
 from polyarr.backends.opencl.gemm.matmul import MAX_SUM_LENGTH, SUM, plan_of, product, run
 from polyarr.backends.opencl.gemm.product import Axes, Epilogue, Im2col, Operand, Plan, Problem
 from polyarr.backends.opencl.runtime.device import Device
@@ -81,16 +80,10 @@ def input_gradient(
     if all(len(axis) == 1 and axis[0].taps for axis in axes):
         return _phase(device, out, g, weight, tuple(axis[0] for axis in axes), around, groups, epilogue)
     met = [phase for phase in every(*axes) if all(axis.taps for axis in phase)]
-    parts = (
-        _phase(device, _part_of(out, phase), g, weight, phase, around, groups, epilogue)
-        for phase in met
-    )
-    starts = [tuple(axis.first for axis in phase) for phase in met]
-    if len(met) == 1:
-        return spread(device, out, next(parts), starts[0], stride)
     result = device.empty(out) if len(met) == prod(map(len, axes)) else zeros(device, out)
-    for part, start in zip(parts, starts, strict=True):
-        lay(device, result, part, start, stride)
+    for phase in met:
+        part = _phase(device, _part_of(out, phase), g, weight, phase, around, groups, epilogue)
+        write(device, window(result, part.shape, (0, *(axis.first for axis in phase), 0), (1, *stride, 1)), part)
     return result
 
 

@@ -3,8 +3,7 @@
 from math import prod
 
 from polyarr.backends.opencl.convolution.spatial import Padding
-from polyarr.backends.opencl.convolution.spread import spread
-from polyarr.backends.opencl.copying.copy import dense
+from polyarr.backends.opencl.copying.copy import dense, write
 from polyarr.backends.opencl.elementwise.elementwise import launch
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import (
@@ -51,7 +50,14 @@ def padded(device: Device, x: Buffer, padding: Padding) -> Buffer:
         return x if x.strides[-1] == 1 or x.shape[-1] == 1 else dense(device, x)
     lengths = (n + sum(pads) for n, pads in zip(x.shape[1:-1], padding, strict=True))
     out = Spec((x.shape[0], *lengths, x.shape[-1]), x.dtype)
-    return spread(device, out, x, tuple(before for before, _ in padding), (1,) * len(padding))
+    return among_zeros(device, out, x, (0, *(before for before, _ in padding), 0))
+
+
+def among_zeros(device: Device, out: Spec, x: Buffer, starts: Shape) -> Buffer:
+    """Return zeros of the shape of out, with x from starts on."""
+    result = zeros(device, out)
+    write(device, window(result, x.shape, starts, (1,) * x.ndim), x)
+    return result
 
 
 def zeros(device: Device, out: Spec) -> Buffer:

@@ -98,9 +98,7 @@ INLINE int window_of(const Geometry *g, int a, int i, int k) {
 #define EACH_ELEMENT(position) EACH(ELEMENTS_ALONG)
 #define EACH_WINDOW(position) EACH(WINDOWS_ALONG)
 
-// Loop over the `each` consecutive items of a work-item; EACH_POSITION also tracks the position of each.
-#define EACH_ITEM(item, total) \
-    for (long item = get_global_id(0) * each, end = MIN(item + each, total); item < end; item++)
+// Loop over the `each` consecutive items of a work-item, with the position of each.
 #define EACH_POSITION(item, position, lengths) \
     Position position; \
     find_position(&position, g, lengths, get_global_id(0) * each); \

@@ -10,9 +10,9 @@ from math import prod
 import numpy as np
 
 from polyarr.backends.opencl.convolution.conv import IM2COL, ConvVariant, convolved, gradient_of
-from polyarr.backends.opencl.convolution.conv_layout import filters_of, padded, rows_of, zeros
+from polyarr.backends.opencl.convolution.conv_layout import among_zeros, filters_of, padded, rows_of, zeros
 from polyarr.backends.opencl.convolution.conv_params import EACH_POSITION, ConvParams, Phase, phases_of
-from polyarr.backends.opencl.copying.copy import dense, write
+from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.gemm.product import Epilogue
 from polyarr.backends.opencl.nvidia import conv_pieces, conv_wgmma, mma
 from polyarr.backends.opencl.nvidia.conv_groups import groups_to_merge, merged_filters, own_channels
@@ -175,13 +175,7 @@ def _padded_images(device: Device, x: Buffer, wider: Shape, windows: Shape, para
     least = max(lengths[-1], (windows[-1] - 1) * params.stride[-1] + wider[-2])
     lengths[-1] = next(n for n in range(least, least + PIECE) if n * wider[-1] % PIECE == 0)
     starts = (0, *(before for before, _ in params.padding), 0)
-    return _among_zeros(device, x, Spec((x.shape[0], *lengths, wider[-1]), x.dtype), starts)
-
-
-def _among_zeros(device: Device, x: Buffer, out: Spec, starts: Shape) -> Buffer:
-    result = zeros(device, out)
-    write(device, window(result, x.shape, starts, (1,) * x.ndim), x)
-    return result
+    return among_zeros(device, Spec((x.shape[0], *lengths, wider[-1]), x.dtype), x, starts)
 
 
 def _pair(numbers: Shape, missing: int) -> tuple[int, int]:
@@ -240,7 +234,7 @@ def _padded_forward(
     if wider is None:
         return None
     x = _padded_images(device, x, wider, out.shape[1:-1], params)
-    weight = _among_zeros(device, weight, Spec((weight.shape[0], *wider), weight.dtype), (0,) * weight.ndim)
+    weight = among_zeros(device, Spec((weight.shape[0], *wider), weight.dtype), weight, (0,) * weight.ndim)
     return convolved(device, out, x, weight, bias, params.unpadded, epilogue, known, (TMA, IM2COL))
 
 

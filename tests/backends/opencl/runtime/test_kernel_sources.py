@@ -129,7 +129,7 @@ def test_headers_list_macros_in_a_form_that_is_checked():
     ("stem", "macros"),
     [
         ("gelu", {"ACTIVATION", "VECTOR"}),
-        ("spread", {"WIDE", "T"}),  # those of an included file
+        ("depthwise", {"WIDE", "T"}),  # those of an included file
         ("elementwise", {"LOADS", "NDIM"}),  # a macro with a parameter
         ("reduce", {"JOIN"}),  # an included file defines it if it is missing
     ],
