@@ -65,7 +65,6 @@ def shrink() -> None:
     GpuGeometry.most_lanes = GpuGeometry.row_share = GpuGeometry.most_held = 8
     GpuGeometry.most_values, GpuGeometry.narrow_lanes, GpuGeometry.norm = 40, 8, {"LANES": 16, "WIDE": 4}
     GpuGeometry.group = GpuGeometry.items_group = GpuGeometry.row_items = 32
-    GpuGeometry.column_sums = {"COLUMNS": 8, "SPLIT": 4, "TILE": 1}
     topk.GROUP = topk.CAPACITY = 8
     attention_decode.MAX_WHOLE_KEYS, attention_decode.MAX_ITEMS, attention_decode.ITEMS = 64, 64, 32
     attention_decode.MIN_KEYS = 16

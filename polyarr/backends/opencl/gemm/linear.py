@@ -7,9 +7,9 @@ import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.copying.shape import reshape
-from polyarr.backends.opencl.gemm.matmul import product
+from polyarr.backends.opencl.gemm.matmul import SUM, product
 from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue
-from polyarr.backends.opencl.rows.rows import alike, column_sums, dense_or_none, wide
+from polyarr.backends.opencl.rows.rows import alike, dense_or_none, wide
 from polyarr.backends.opencl.runtime.commands import InPlace
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, broadcast, reshaped, spec_of, swapped
@@ -103,7 +103,7 @@ def _gradient_of_blocks(
     partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
     arrays = g.memory, saved and saved.memory, gz.memory, partials and partials.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return (None if bias is None or partials is None else column_sums(device, bias.dtype, partials)[0],)
+    return (None if bias is None or partials is None else SUM(device, spec_of(bias), partials, axis=(0,)),)
 
 
 def _blocks_plan(

@@ -4,11 +4,14 @@ from functools import partial
 from typing import Any
 
 from polyarr.backends.opencl.copying.copy import dense
-from polyarr.backends.opencl.rows.rows import alike, column_sums, dense_or_none, groups_of, row_plan, wide
+from polyarr.backends.opencl.reductions.reduce import launcher as reduction
+from polyarr.backends.opencl.rows.rows import alike, dense_or_none, groups_of, row_plan, wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer, spec_of
 from polyarr.backends.opencl.runtime.plans import LaunchPlan
 from polyarr.core.spec import Spec
+
+SUM = reduction("sum")
 
 
 def _forward(
@@ -74,8 +77,7 @@ def _backward(
     arrays = g.memory, x.memory, (added or x).memory, (w or x).memory, saved.memory, dx.memory
     summed = [parts.get(name, saved).memory for name in ("weight", "bias")]  # saved is a placeholder, not written
     plan.kernel(plan.work, plan.group, *arrays, *summed, *plan.numbers)
-    sums = column_sums(device, x.dtype, *parts.values()) if parts else []
-    found = dict(zip(parts, sums, strict=True))
+    found = {name: SUM(device, Spec(x.shape[-1:], x.dtype), part, axis=(0,)) for name, part in parts.items()}
     return dx, found.get("weight"), found.get("bias")
 
 

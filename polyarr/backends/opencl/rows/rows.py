@@ -1,4 +1,4 @@
-"""Launch parameters of kernels that work row by row or block by block, and column sums."""
+"""Launch parameters of kernels that work row by row or block by block."""
 
 from math import prod
 from typing import Any
@@ -73,20 +73,3 @@ def alike(x: Buffer, *others: Buffer | None) -> bool:
 def dense_or_none(device: Device, buf: Buffer | None) -> Buffer | None:
     """Return dense(buf), or None for a missing input."""
     return None if buf is None else dense(device, buf)
-
-
-def column_sums(device: Device, dtype: np.dtype, *partials: Buffer) -> list[Buffer]:
-    """Sum one or two arrays (parts, cols) over axis 0 in one launch; results are (cols) of the dtype."""
-    results = [device.empty(Spec(p.shape[1:], dtype)) for p in partials]
-    plan = device.plans[_column_sums](dtype, partials[0].shape, len(partials))
-    arrays = partials[0], partials[-1], results[0], results[-1]
-    plan.kernel(plan.work, plan.group, *[a.memory for a in arrays], *plan.numbers)
-    return results
-
-
-def _column_sums(device: Device, dtype: np.dtype, shape: tuple[int, int], count: int) -> LaunchPlan:
-    macros = device.geometry.column_sums
-    columns, split = macros["COLUMNS"], macros["SPLIT"]
-    kernel = device.build("rows", **types(dtype), **macros).column_sums
-    groups = -(-shape[1] // (columns * macros["TILE"]))
-    return LaunchPlan(kernel, (groups * columns, split, count), (columns, split, 1), shape)

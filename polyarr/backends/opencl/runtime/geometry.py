@@ -38,7 +38,6 @@ class CpuGeometry:
     groups_per_unit = 8  # of row kernels: enough to balance, each long enough to be worth its start
     linear: ClassVar = {"LANES": 1, "WIDE": 64, "SLICES": 1}
     norm: ClassVar = {"LANES": 1, "WIDE": 16}
-    column_sums: ClassVar = {"COLUMNS": 1, "SPLIT": 1, "TILE": 16}
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: columns of a group, and partial results of an item
     reduction_group, has_vectors = 1, True
@@ -177,7 +176,6 @@ class GpuGeometry:
     most_values = 64  # most elements of all values of a fused group that a work-item holds in registers
     linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
-    column_sums: ClassVar = {"COLUMNS": 8, "SPLIT": 32, "TILE": 1}
 
     columns, column_rows, partials = 32, 8, 4
     reduction_group, largest_group, team_share, has_vectors = 256, 1024, 8, False
