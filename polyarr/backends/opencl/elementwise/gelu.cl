@@ -1,12 +1,12 @@
-// GELU, y = x (1 + erf(x / sqrt(2))) / 2 or its tanh approximation, and its gradient dx = g y'(x). The formulas are in
-// prelude.cl.
+// GELU, y = x (1 + erf(x / sqrt(2))) / 2 or its tanh approximation, and its gradient dx = g y'(x), or that of another
+// activation. The formulas are in prelude.cl.
 //
 // Arrays   x, y, g, dx (n) of T, contiguous
 // Launch   local GROUP, global GROUP * ceil(n / BLOCK); see EACH_RUN_OF_BLOCK in prelude.cl
 // Params   T, ACC, DTYPE, RAW, WORD    the dtype, for DEFINE_VECTOR
 //          FLOATING                1
 //          GROUP, BLOCK, VECTOR    work-items per group, elements per group, elements per vector load
-//          ACTIVATION              gelu or gelu_tanh
+//          ACTIVATION              relu, silu, gelu or gelu_tanh
 
 DEFINE_VECTOR(vector, DTYPE, T, RAW, ACC, WORD)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from polyarr.backends.opencl.copying.copy import dense
 from polyarr.backends.opencl.copying.shape import reshape
+from polyarr.backends.opencl.elementwise.gelu import through
 from polyarr.backends.opencl.gemm.matmul import SUM, product
 from polyarr.backends.opencl.gemm.product import PLAIN, Epilogue
 from polyarr.backends.opencl.rows.rows import alike, dense_or_none, wide
@@ -19,6 +20,7 @@ from polyarr.backends.opencl.runtime.variants import Variant, choose
 from polyarr.core.spec import Spec
 
 IN_PLACE = (InPlace(0, 2), InPlace(1, 2))  # gz may overwrite g or z
+CUT = {"LANES": 32, "SLICES": 8, "DEPTH": 4}  # of a GPU's work-group, see linear_gpu.cl
 BLOCK, MAX_BLOCKS = 64, 32768  # rows of a GPU's work-group, and the largest number of such row blocks
 
 
@@ -61,61 +63,40 @@ def through_activation(
     """Return the gradient before the activation, and the gradient of the bias."""
     if activation is None and bias is None:
         return g, None
-    g = dense(device, g)
-    gz = g if activation is None else device.empty(spec_of(g))
-    (dbias,) = choose(device, "linear gradient", VARIANTS, g, saved, gz, bias, activation)
-    return gz, dbias
+    return choose(device, "linear gradient", VARIANTS, dense(device, g), saved, bias, activation)
 
 
-def _gradient_of_columns(
-    device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
-) -> tuple[Buffer | None]:
-    """Launch the kernel whose work-groups go down whole columns."""
-    dbias = None if bias is None else device.empty(spec_of(bias))
-    plan = device.plans[_columns_plan](g.shape, g.dtype, bias is not None, activation)
-    arrays = g.memory, saved and saved.memory, gz.memory, dbias and dbias.memory
-    plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return (dbias,)
-
-
-def _columns_plan(
-    device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None
-) -> LaunchPlan:
-    cut, (rows, n) = device.geometry.linear, shape
-    lanes, slices, wide = cut["LANES"], cut["SLICES"], cut["WIDE"]
-    folded = 1
-    if lanes == slices == 1 and 0 < n <= wide // 2:  # pack short rows side by side so that vectors are full
-        folded = wide // n
-        wide = n = folded * n
-    macros = Epilogue(bias, activation or "none").macros(dtype) | {**cut, "WIDE": wide, "FOLDED": folded}
-    program = device.build("linear", **macros, ACTIVATES=int(activation is not None))
-    program.linear_gradient.in_place = IN_PLACE if activation else ()
-    groups = -(-n // (lanes * wide))
-    return LaunchPlan(program.linear_gradient, (groups * lanes, slices), (lanes, slices), (rows * shape[1], n))
+def _in_passes(
+    device: Device, g: Buffer, saved: Buffer | None, bias: Buffer | None, activation: str | None
+) -> tuple[Buffer, Buffer | None]:
+    """Launch an elementwise kernel, and a sum."""
+    gz = g if activation is None or saved is None else through(device, g, saved, activation)
+    return gz, None if bias is None else SUM(device, spec_of(bias), gz, axis=(0,))
 
 
 def _gradient_of_blocks(
-    device: Device, g: Buffer, saved: Buffer | None, gz: Buffer, bias: Buffer | None, activation: str | None
-) -> tuple[Buffer | None]:
+    device: Device, g: Buffer, saved: Buffer | None, bias: Buffer | None, activation: str | None
+) -> tuple[Buffer, Buffer | None]:
     """Launch the kernel whose work-groups take blocks of rows and columns, and add up their partial sums."""
+    gz = g if activation is None else device.empty(spec_of(g))
     plan = device.plans[_blocks_plan](g.shape, g.dtype, bias is not None, activation)
     blocks = plan.work[1] // plan.group[1]
     partials = None if bias is None else device.empty(Spec((blocks, g.shape[1]), wide(g.dtype)))
     arrays = g.memory, saved and saved.memory, gz.memory, partials and partials.memory
     plan.kernel(plan.work, plan.group, *arrays, *plan.numbers)
-    return (None if bias is None or partials is None else SUM(device, spec_of(bias), partials, axis=(0,)),)
+    return gz, None if bias is None or partials is None else SUM(device, spec_of(bias), partials, axis=(0,))
 
 
 def _blocks_plan(
     device: Device, shape: tuple[int, int], dtype: np.dtype, bias: bool, activation: str | None
 ) -> LaunchPlan:
     rows, n = shape
-    cut, vector = device.geometry.linear, device.geometry.vector(dtype.itemsize)
+    vector = device.geometry.vector(dtype.itemsize)
     vector = 1 if n % vector else vector
-    lanes, slices, rows_each = cut["LANES"], cut["SLICES"], max(BLOCK, -(-rows // MAX_BLOCKS))
+    lanes, slices, rows_each = CUT["LANES"], CUT["SLICES"], max(BLOCK, -(-rows // MAX_BLOCKS))
     macros = Epilogue(bias, activation or "none").macros(dtype)
     program = device.build(
-        "linear_gpu", **macros, **cut, VECTOR=vector, **vector_types(dtype, vector),
+        "linear_gpu", **macros, **CUT, VECTOR=vector, **vector_types(dtype, vector),
         ACTIVATES=int(activation is not None),
     )  # fmt: skip
     work = (-(-n // (lanes * vector)) * lanes, -(-rows // rows_each) * slices)
@@ -124,7 +105,7 @@ def _blocks_plan(
 
 
 VARIANTS = (
-    Variant("columns", "work-groups go down whole columns, on CPUs", _gradient_of_columns, "cpu"),
+    Variant("passes", "an elementwise kernel, and a sum, on CPUs", _in_passes, "cpu"),
     Variant("blocks", "work-groups take blocks of rows and columns, on GPUs", _gradient_of_blocks, "gpu"),
 )
 

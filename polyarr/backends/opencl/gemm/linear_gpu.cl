@@ -1,6 +1,7 @@
-// Backward of the epilogue of a linear layer on GPUs: gz = g * slope(z), and partial column sums of gz; see linear.cl.
+// Backward of the epilogue of a linear layer on GPUs: gz = g * slope(z), and partial column sums of gz.
 //
-// Arrays   g, z, gz (rows, n) of T, row-major; gz may be g or z
+// Arrays   g, z, gz (rows, n) of T, row-major; z is the input of the activation, or the result of relu. gz may be g or
+//          z: each element is read by the work-item that overwrites it, and by no other
 //          partials (row blocks, n) of ACC: column sums of gz over each block of rows; not accessed without BIAS
 // Launch   local (LANES, SLICES), global (LANES * column blocks, SLICES * row blocks): a group processes LANES * VECTOR
 //          columns of rows_each rows

@@ -36,7 +36,6 @@ class CpuGeometry:
     looks_ahead = True  # whether expressions have a fast path for stretches of usual values
     row_files = ""  # suffix of the files of row kernels
     groups_per_unit = 8  # of row kernels: enough to balance, each long enough to be worth its start
-    linear: ClassVar = {"LANES": 1, "WIDE": 64, "SLICES": 1}
     norm: ClassVar = {"LANES": 1, "WIDE": 16}
 
     columns, column_rows, partials = 256, 1, 64  # of a reduction: columns of a group, and partial results of an item
@@ -174,7 +173,6 @@ class GpuGeometry:
     narrow_lanes = 256  # of 16-bit rows that do not fit into registers
     least_lanes, most_lanes = 8, 512
     most_values = 64  # most elements of all values of a fused group that a work-item holds in registers
-    linear: ClassVar = {"LANES": 32, "SLICES": 8, "DEPTH": 4}
     norm: ClassVar = {"LANES": 256, "WIDE": 4}
 
     columns, column_rows, partials = 32, 8, 4
