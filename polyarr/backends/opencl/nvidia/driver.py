@@ -540,10 +540,6 @@ class CudaDriver:
         """Return a kernel of a program as a new object with arguments of its own."""
         return Kernel(self.cuda, program, name)
 
-    def called(self, kernel: Kernel) -> Callable[..., Any]:
-        """Return the fastest way to call a kernel."""
-        return kernel
-
     def again(self, kernel: Kernel, work: Any, group: Any) -> Callable[[], Any]:
         """Return a function that launches a kernel with its current arguments; it returns an error code."""
         sizes = _sizes(work, group)

@@ -382,9 +382,8 @@ class Kernel(Command):
         self._launched()
         self.cl_kernel.set_scalar_arg_dtypes(self.arguments)
         self.has_run = True
-        driver = self._commands.driver
-        enqueue = driver.called(self.cl_kernel)
-        self._enqueue = checked_launch(self.name, driver, enqueue) if is_checked() else enqueue
+        enqueue = self.cl_kernel
+        self._enqueue = checked_launch(self.name, self._commands.driver, enqueue) if is_checked() else enqueue
         return self._enqueue(queue, work, group, *args)
 
     def repeated(self, work: Any, group: Any, args: tuple[Any, ...]) -> tuple[Callable[[], Any], Any]:

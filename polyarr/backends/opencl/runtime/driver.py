@@ -4,6 +4,7 @@ A vendor may have another driver, with the same methods; see nvidia/driver.py.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,6 @@ import pyopencl as cl
 from pyopencl.tools import ImmediateAllocator, MemoryPool
 
 from polyarr.backends.opencl.runtime.compiled import Compiler, compiler_of
-from polyarr.backends.opencl.runtime.launches import again, launch_of
 from polyarr.backends.opencl.runtime.source import STRUCTURE
 
 CONTEXT = cl.mem_info.CONTEXT
@@ -44,7 +44,6 @@ class OpenCL:
         memory: The class of memory.
         largest: Bytes of the largest allocation.
         keeps_host: Whether an upload needs the host's bytes until it has finished.
-        launch: Enqueues a kernel whose arguments are set, from queue, kernel, global and local size.
     """
 
     memory, keeps_host = cl.MemoryObjectHolder, True
@@ -55,7 +54,6 @@ class OpenCL:
         self.allocate = ImmediateAllocator(self.queue)
         self.pool = MemoryPool(self.allocate)
         self.largest = device.max_mem_alloc_size
-        self.launch = launch_of(device)
 
     def timing_queue(self) -> cl.CommandQueue:
         """Return a new queue whose commands have times."""
@@ -119,22 +117,9 @@ class OpenCL:
         """Return a kernel of a program as a new object with arguments of its own."""
         return cl.Kernel(program, name)
 
-    def called(self, kernel: Any) -> Callable[..., Any]:
-        """Return the fastest way to call a kernel."""
-        return kernel if self.launch is cl.enqueue_nd_range_kernel else self._call_without_event(kernel)
-
-    def _call_without_event(self, kernel: Any) -> Callable[..., Any]:
-        def call(queue: cl.CommandQueue, work: Any, group: Any, *args: Any) -> cl.Event | None:
-            if queue is not self.queue:  # times are measured
-                return kernel(queue, work, group, *args)
-            kernel.set_args(*args)
-            return self.launch(queue, kernel, work, group)
-
-        return call
-
     def again(self, kernel: Any, work: Any, group: Any) -> Callable[[], Any]:
-        """Return a function that launches a kernel with its current arguments; it returns an event or an error code."""
-        return again(self.launch, self.queue, kernel, work, group)
+        """Return a function that launches a kernel with its current arguments; it returns an event."""
+        return partial(cl.enqueue_nd_range_kernel, self.queue, kernel, work, group)
 
     def relaunch(self, queue: cl.CommandQueue, kernel: Any, work: Any, group: Any) -> cl.Event:
         """Launch a kernel with its current arguments, with an event."""

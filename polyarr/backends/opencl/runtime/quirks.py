@@ -58,7 +58,7 @@ QUIRKS = (
     Quirk(NVIDIA, "580*", "shows no warnings after one build in the process disabled them",
           "disables warnings unless POLYARR_DEBUG is set, so set it from the start"),
     Quirk(NVIDIA, "580*", "computes nothing for 1.7 us between two kernels if the first one has an event",
-          "asks for an event only while kernels are profiled"),
+          "launches by CUDA's driver, which needs no event"),
     Quirk(INTEL, "2026*", "is registered by its own package under a folder that does not exist",
           "says in `polyarr doctor` which file to write"),
     Quirk(INTEL, "2026*", "allocates more memory than there is",

@@ -3,7 +3,6 @@
 import re
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ DTYPES = {"int": "int32", "uint": "uint32", "long": "int64", "ulong": "uint64", 
 ROOMS = [
     (
         r"\benqueue_\w+\(|\bqueue\.(finish|flush)\(|\bcl\.Kernel\(",
-        {"driver.py", "launches.py", "commands.py", "shared_memory.py"},  # the last has a queue of its own, too
+        {"driver.py", "commands.py", "shared_memory.py"},  # the last has a queue of its own, too
         "cl.enqueue_copy(queue, a, b)",
     ),
     (r"\bpool\.allocate\(", {"device.py"}, "memory = device.pool.allocate(64)"),
@@ -128,9 +127,9 @@ def test_the_host_waits_for_a_device_that_is_far_behind(device, monkeypatch):
         assert len(marked) == 4 and waited == [first, *marked[:3]]
 
 
-# ---- launches without an event -----------------------------------------------------------------------------------
+# ---- OpenCL's driver ----------------------------------------------------------------------------------------------
 
-launches, driver = (import_module(f"polyarr.backends.opencl.runtime.{name}") for name in ("launches", "driver"))
+driver = import_module("polyarr.backends.opencl.runtime.driver")
 
 
 @pytest.fixture
@@ -142,61 +141,26 @@ def device(backend):
 
 
 @on_opencl
-def test_launches_without_an_event_do_what_others_do(device, monkeypatch) -> None:
-    unheard = launches.without_events()
-    assert unheard is not launches.cl.enqueue_nd_range_kernel
-    monkeypatch.setattr(device.programs, "_programs", {})  # whose kernels have not run yet
-    monkeypatch.setattr(device, "plans", type(device.plans)(device))
-    launched = []
-    monkeypatch.setattr(device.driver, "launch", lambda *args: launched.append(args[2:]) or unheard(*args))
-    x = pa.asarray(np.arange(12, dtype=np.float32).reshape(3, 4))
-    for _ in range(2):
-        np.testing.assert_array_equal((x @ x.T + 1).numpy(), x.numpy() @ x.numpy().T + 1)
-    assert len(launched) == 4
-    with pa.profile() as profile:
-        (x + 1).numpy()
-    assert len(launched) == 4 and "elementwise" in str(profile)
-
-
-@on_opencl
-def test_a_launch_without_an_event_that_is_refused_says_why(device) -> None:
-    program = device.build("create", T="float", ACC="float", STORE="store_float32", COUNTER="float", WG=64)
-    with pytest.raises(launches.cl.Error, match=r"(?i)clEnqueueNDRangeKernel"):
-        launches.without_events()(device.queue, program.iota.cl_kernel, (64,), (1 << 30,))
-
-
-@on_opencl
-def test_compiled_functions_launch_without_an_event_too(device, monkeypatch) -> None:
-    monkeypatch.setattr(device.driver, "launch", launches.without_events())
-    fn, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.asarray(np.arange(9, dtype=np.float32).reshape(3, 3) / 9)
-    for _ in range(3):
-        np.testing.assert_allclose(fn(x).numpy(), np.tanh(x.numpy() @ x.numpy()) + 1, rtol=1e-6)
-    monkeypatch.setattr(launches, "_enqueue", lambda: lambda *args: -52)
-    monkeypatch.setattr(launches.cl, "enqueue_nd_range_kernel", refused)
-    again = pa.compile(lambda x: pa.tanh(x @ x) + 1)
-    again(x)
+def test_a_replay_that_is_refused_names_its_step(device, monkeypatch) -> None:
+    fn, x = pa.compile(lambda x: pa.tanh(x @ x) + 1), pa.ones((3, 3))
+    monkeypatch.setattr(driver.cl, "enqueue_nd_range_kernel", refused)
+    fn(x)
     with pytest.raises(pa.BackendError, match=r"could not enqueue .*: refused") as caught:
-        again(x)
+        fn(x)
     assert caught.value.__notes__[0].startswith("in step 0, ")
 
 
 @on_opencl
 def test_a_replay_asks_no_kernel_for_its_program(backend, monkeypatch) -> None:
     """Intel's driver returns a freed one."""
-    monkeypatch.delattr(launches.cl.Kernel, "program")
+    monkeypatch.delattr(driver.cl.Kernel, "program")
     fn, x = pa.compile(lambda x: pa.tanh(x) + 1), pa.ones((3,))
     for _ in range(2):
         np.testing.assert_allclose(fn(x).numpy(), np.tanh(1) + 1, rtol=1e-6)
 
 
 def refused(*args) -> None:
-    raise launches.cl.LogicError("refused")
-
-
-def test_only_nvidias_driver_is_called_without_events() -> None:
-    for name, has_events in (("NVIDIA CUDA", False), ("Portable Computing Language", True)):
-        device = SimpleNamespace(platform=SimpleNamespace(name=name))
-        assert (launches.launch_of(device) is launches.cl.enqueue_nd_range_kernel) == has_events
+    raise driver.cl.LogicError("refused")
 
 
 # ---- downloads that wait for no later work -----------------------------------------------------------------------
