@@ -65,20 +65,9 @@ __kernel GROUP_ATTRIBUTES void batch_norm_sums(__global const T *restrict x, __g
     }
 }
 
-INLINE ACC group_sum(__local ACC *shared, ACC v) {
-    const int me = get_local_id(0);
-    shared[me] = v;
-    for (int half_size = JOINERS / 2; half_size > 0; half_size /= 2) {
-        barrier(CLK_LOCAL_MEM_FENCE);
-        if (me < half_size) shared[me] += shared[me + half_size];
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const ACC sum = shared[0];
-    barrier(CLK_LOCAL_MEM_FENCE);
-    return sum;
-}
+DEFINE_JOIN(group_sum, ACC, JOINERS, ADD)
 
-#define EACH_PART for (long part = get_local_id(0); part < parts; part += JOINERS)
+#define EACH_PART for (long part = me; part < parts; part += JOINERS)
 #define PARTIAL(which) partials[(2 * part + which) * channels + channel]
 
 __kernel __attribute__((reqd_work_group_size(JOINERS, 1, 1)))
@@ -87,16 +76,17 @@ void batch_norm_join(__global const ACC *restrict partials, __global ACC *restri
                      const long channels, const long rows_each, const long parts) {
     __local ACC shared[JOINERS];
     const long channel = get_group_id(0);
+    const int me = get_local_id(0);
     const ACC pivot = partials[channel];
     ACC sum = 0, squares = 0;
     EACH_PART sum += (PARTIAL(0) - pivot) * (MIN(rows_each, rows - part * rows_each) / (ACC)rows);
-    const ACC centre = group_sum(shared, sum) + pivot;
+    const ACC centre = group_sum(sum, me, shared) + pivot;
     EACH_PART {
         const ACC d = PARTIAL(0) - centre;
         squares += PARTIAL(1) + d * d * MIN(rows_each, rows - part * rows_each);
     }
-    const ACC spread = group_sum(shared, squares) / rows;
-    if (get_local_id(0) == 0) {
+    const ACC spread = group_sum(squares, me, shared) / rows;
+    if (me == 0) {
         mean[channel] = saved[channel] = centre;
         variance[channel] = spread;
         saved[channels + channel] = 1 / sqrt(spread + eps);
@@ -184,13 +174,14 @@ void batch_norm_gradient_join(__global const ACC *restrict partials, __global co
                               const long rows, const long channels, const long parts) {
     __local ACC shared[JOINERS];
     const long channel = get_group_id(0);
+    const int me = get_local_id(0);
     ACC sum = 0, products = 0;
     EACH_PART {
         sum += PARTIAL(0);
         products += PARTIAL(1);
     }
-    sum = group_sum(shared, sum), products = group_sum(shared, products);
-    if (get_local_id(0) == 0) {
+    sum = group_sum(sum, me, shared), products = group_sum(products, me, shared);
+    if (me == 0) {
         const ACC rstd = saved[channels + channel], scale = rstd * (HAS_WEIGHT ? LOAD(weight, channel) : 1);
         if (WANTS_WEIGHT) STORE(dweight, channel, products);
         if (WANTS_BIAS) STORE(dbias, channel, sum);
