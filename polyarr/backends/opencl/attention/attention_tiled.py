@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from polyarr.backends.opencl.reductions.reduce import launcher as reduction
 from polyarr.backends.opencl.rows.rows import wide
 from polyarr.backends.opencl.runtime.device import Device
 from polyarr.backends.opencl.runtime.layout import Buffer
@@ -20,8 +19,6 @@ from polyarr.core.spec import bool as bool_
 ITEMS_PER_CORE = 4  # work-items per core of a CPU, so that cores finish together
 LOCAL_MEMORY = 48 * 1024  # bytes of local memory that a GPU's work-group may take
 ALIGNMENT = 1024  # bytes that a CPU's driver may leave free between arrays
-SUM = reduction("sum")
-FLAGS = ("DROPOUT", "STATE_ON_DEVICE", "BACKWARD")
 
 
 class Problem(NamedTuple):
