@@ -43,6 +43,7 @@ __all__ = [
     "qr",
     "slogdet",
     "solve",
+    "solve_triangular",
     "svd",
     "svdvals",
     "tensordot",
@@ -316,6 +317,35 @@ def solve(x1: Array, x2: Array, /) -> Array:
     """
     check_array("solve", "x2", x2)
     return ops.solve(x1, x2[:, None])[..., 0] if x2.ndim == 1 else ops.solve(x1, x2)
+
+
+@explained
+def solve_triangular(x1: Array, x2: Array, /, *, upper: bool) -> Array:
+    """Return the solution y of x1 y = x2 for triangular matrices x1, such as those of cholesky.
+
+    Args:
+        x1: Floating-point or complex array (..., n, n).
+        x2: Floating-point or complex array (n,), one vector for all matrices, or (..., n, k). Leading axes broadcast.
+        upper: Whether the upper triangles of x1 are used, or the lower ones; the others are not read.
+
+    Returns:
+        Array (..., n) or (..., n, k) of the promoted dtype.
+
+    Raises:
+        ShapeError: x1 is not square, or x2 has another number of rows.
+        MatrixError: The triangle of x1 is not finite, or an element of its diagonal is 0.
+
+    Examples:
+        >>> import polyarr as pa
+        >>> pa.linalg.solve_triangular(pa.asarray([[2.0, 0.0], [1.0, 1.0]]), pa.asarray([4.0, 5.0]), upper=False)
+        Array([2., 3.], float32, 'numpy')
+
+    Gradients: x1, x2
+    """
+    check_array("solve_triangular", "x2", x2)
+    if x2.ndim == 1:
+        return ops.solve_triangular(x1, x2[:, None], upper=upper)[..., 0]
+    return ops.solve_triangular(x1, x2, upper=upper)
 
 
 @explained

@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -127,6 +128,16 @@ def test_cross_products() -> None:
     close(linalg.cross(pa.asarray(WIDE), pa.asarray(WIDE[::-1]), axis=1), np.cross(WIDE, WIDE[::-1], axis=1))
 
 
+@pytest.mark.parametrize("upper", [False, True])
+def test_equations_of_a_triangle_do_not_read_the_other_one(upper: bool) -> None:
+    triangle = (np.triu if upper else np.tril)(DEFINITE)
+    other = np.where(triangle == 0, NAN, triangle)
+    for b in (RNG.standard_normal(4), RNG.standard_normal((3, 1, 4, 2))):
+        expected = np.linalg.solve(triangle, b if b.ndim > 1 else b[:, None])
+        found = linalg.solve_triangular(pa.asarray(other), pa.asarray(b), upper=upper)
+        close(found, expected if b.ndim > 1 else expected[..., 0])
+
+
 def test_equations_with_one_vector_for_all_matrices() -> None:
     b = SQUARE[0, 0]
     close(linalg.solve(pa.asarray(SQUARE), pa.asarray(b)), np.linalg.solve(SQUARE, b))
@@ -140,6 +151,7 @@ def test_equations_with_one_vector_for_all_matrices() -> None:
     [
         (lambda x: linalg.cholesky(x, upper=True), (DEFINITE,)),
         (linalg.solve, (SQUARE, SQUARE[0, 0])),
+        (partial(linalg.solve_triangular, upper=True), (DEFINITE, SQUARE[0])),
         (linalg.qr, (WIDE,)),
         (lambda x: linalg.qr(x, mode="complete"), (TALL,)),
         (linalg.svd, (WIDE,)),
@@ -268,6 +280,7 @@ def test_narrow_floats_keep_their_dtype(dtype: str) -> None:
         (lambda: linalg.inv(pa.ones((2, 3))), ShapeError, r"^inv: x is float32\[2, 3\]; it must have as many rows as"),
         (lambda: linalg.eigh(pa.ones(3)), ShapeError, r"^eigh: x is float32\[3\]; it must have at least two axes$"),
         (lambda: ops.qr(pa.ones((2, 3))), ShapeError, r"^qr: x is float32\[2, 3\]; it must have at least as many rows"),
+        (lambda: linalg.solve_triangular(pa.eye(2), pa.ones(3), upper=True), ShapeError, "^solve_triangular: x is"),
         (lambda: linalg.solve(pa.eye(2), pa.ones((3, 1))), ShapeError, "^solve: .* b must have as many rows as x$"),
         (lambda: linalg.matrix_power(pa.ones((2, 3)), 2), ShapeError, "^matrix_power: .* as many rows as columns$"),
         (lambda: linalg.cross(pa.ones(2), pa.ones(2)), ShapeError, "^cross: .* axis -1 must have three elements$"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyarr import ops
 from polyarr.batching.level import Batched, Call, Rule, is_mapped, plain, spread
-from polyarr.batching.rules import aligned, along_axes, along_axis, elementwise
+from polyarr.batching.rules import aligned, along_axes, along_axis, elementwise, matrices
 from polyarr.core.op import Op
 from polyarr.ops.shape import one_axis
 
@@ -70,6 +70,7 @@ COMPOSED: dict[Op, Rule] = {
     **dict.fromkeys((ops.dft_of_real, ops.dft_to_real), along_axis),
     ops.dft: along_axes,
     **dict.fromkeys((ops.layer_norm, ops.rms_norm, ops.linear, ops.quantized_linear), rows),
+    ops.solve_triangular: matrices,
     ops.embedding: embedding,
     ops.attention: attention,
     ops.cross_entropy: cross_entropy,

@@ -469,7 +469,8 @@ _LINALG = {
     "pa.MatrixError": "LinAlgError",
     "pa.linalg.diagonal": "diag",
     "pa.linalg.matrix_transpose": "transpose",
-    "pa.linalg.solve": "cho_solve solve_triangular triangular_solve",
+    "pa.linalg.solve_triangular(m.mT, pa.linalg.solve_triangular(m, a, upper=False), upper=True)": "cho_solve",
+    "pa.linalg.solve_triangular": "triangular_solve",
     "pa.linalg.pinv(m) @ a": "lstsq",
     "pa.linalg.svdvals(m)[0] / pa.linalg.svdvals(m)[-1]": "cond",
 }

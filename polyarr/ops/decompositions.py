@@ -25,7 +25,7 @@ from polyarr.ops.functions import exp
 from polyarr.ops.linalg import matrix_product
 from polyarr.ops.logic import equal, greater
 from polyarr.ops.reduce import argmax, sum
-from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, part_of, reshape, tril
+from polyarr.ops.shape import broadcast_to, expand_dims, matrix_transpose, part_of, reshape, tril, triu
 
 LINALG, EIG = "linalg", "eig"
 
@@ -39,6 +39,12 @@ def _matrices(op: str, x: Spec, rows: str = "any") -> Spec:
     if (rows == "as many" and m != n) or (rows == "at least as many" and m < n):
         raise ShapeError(f"{op}: x is {x}; it must have {rows} rows as columns")
     return x
+
+
+def _check_equations(op: str, x: Spec, b: Spec) -> None:
+    _matrices(op, x, "as many")
+    if b.is_number or b.ndim < 2 or b.shape[-2] != x.shape[-1]:
+        raise ShapeError(f"{op}: x is {x}, b is {b}; b must have as many rows as x")
 
 
 # ---- primitives --------------------------------------------------------------------------------------------------
@@ -195,9 +201,7 @@ def solve(x, b):
 
     Source: Giles 2008, An extended collection of matrix derivative results
     """
-    _matrices("solve", x, "as many")
-    if b.is_number or b.ndim < 2 or b.shape[-2] != x.shape[-1]:
-        raise ShapeError(f"solve: x is {x}, b is {b}; b must have as many rows as x")
+    _check_equations("solve", x, b)
     lead = broadcast("solve", Spec(x.shape[:-2], x.dtype), Spec(b.shape[:-2], b.dtype))
     return Spec((*lead, *b.shape[-2:]), x.dtype)
 
@@ -419,6 +423,43 @@ def inv(x):
     """
     _matrices("inv", spec_of(x), "as many")
     return solve(x, identity(x.shape[-1], x))
+
+
+def _canonical_triangle(x, b, *, upper):
+    return {"upper": bool(upper)}
+
+
+@composed(group=LINALG, promote="x b", floats="x b", canonical=_canonical_triangle)
+def solve_triangular(x, b, *, upper):
+    """Return the solution y of x y = b for triangular matrices x.
+
+    Args:
+        x: Floating-point or complex array (..., n, n).
+        b: Floating-point or complex array (..., n, k), promoted with x. The leading axes broadcast.
+        upper: Whether the upper triangles of x are used, or the lower ones; the others are not read.
+
+    Returns:
+        Array (..., n, k) of the promoted dtype.
+
+    Raises:
+        ShapeError: x is not square, or b has another number of rows.
+        MatrixError: The triangle of x is not finite, or an element of its diagonal is 0.
+
+    Gradients: x, b
+    """
+    _check_equations("solve_triangular", spec_of(x), spec_of(b))
+    return solve((triu if upper else tril)(x), b)
+
+
+def _triangle_grad(g, x, out, upper):
+    inner = negative(product(solve_triangular(matrix_transpose(x), g, upper=not upper), matrix_transpose(out)))
+    return (triu if upper else tril)(inner)
+
+
+solve_triangular.vjp(
+    x=_triangle_grad,
+    b=lambda g, x, upper: solve_triangular(matrix_transpose(x), g, upper=not upper),
+)
 
 
 @composed(group=LINALG, floats="x")

@@ -10,7 +10,7 @@ from polyarr.ops.convolution import (
 )
 from polyarr.ops.create import fill, iota
 from polyarr.ops.decompositions import (
-    cholesky, det, eig, eigh, eigvals, eigvalsh, inv, pinv, qr, slogdet, solve, svd, svdvals,
+    cholesky, det, eig, eigh, eigvals, eigvalsh, inv, pinv, qr, slogdet, solve, solve_triangular, svd, svdvals,
 )
 from polyarr.ops.elementwise import astype, astype_all, complex, imaginary_part, real_part, where
 from polyarr.ops.fourier import dft, dft_of_real, dft_to_real

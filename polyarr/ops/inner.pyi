@@ -108,6 +108,8 @@ def slogdet(x: Array) -> tuple[Array, Array]: ...
 @_op
 def solve(x: Array, b: Array) -> Array: ...
 @_op
+def solve_triangular(x: Array, b: Array, upper: bool) -> Array: ...
+@_op
 def sum_windows(x: Array, shape: int | Sequence[int], stride: int | Sequence[int] = 1, dilation: int | Sequence[int] = 1) -> Array: ...
 @_op
 def svd(x: Array) -> tuple[Array, Array, Array]: ...
@@ -129,6 +131,6 @@ __all__ = [
 "eigvals", "eigvalsh", "entr", "erfc", "erfcinv", "erfcx", "erfinv", "fill", "gamma", "gammaln", "i0", "i0e", "i1",
 "i1e", "imaginary_part", "interpolate", "inv", "iota", "kl_div", "log_ndtr", "logit", "matrix_product", "max_pool",
 "mean_pool", "ndtr", "ndtri", "pinv", "qr", "random_bits", "real_part", "rel_entr", "repeat", "reshape", "sgd",
-"sinc", "slice", "slice_update", "slogdet", "solve", "sum_windows", "svd", "svdvals", "vector_norm", "where",
-"windows", "xlog1py", "xlogy", "zeta"
+"sinc", "slice", "slice_update", "slogdet", "solve", "solve_triangular", "sum_windows", "svd", "svdvals",
+"vector_norm", "where", "windows", "xlog1py", "xlogy", "zeta"
 ]

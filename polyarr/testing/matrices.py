@@ -62,6 +62,13 @@ def _not_definite() -> Iterator[np.ndarray]:
     yield large
 
 
+def _unusable_triangles() -> Iterator[np.ndarray]:
+    """Yield matrices whose lower triangle is not finite, or has a 0 on its diagonal."""
+    for x in (*_not_finite(), *_singular()):
+        if not np.isfinite(np.tril(x)).all() or 0 in np.diagonal(x):
+            yield x
+
+
 REFUSED: dict[Op, tuple[Callable, ...]] = {
     op: (_not_finite,)
     for op in (
@@ -72,6 +79,7 @@ REFUSED |= {
     ops.cholesky: (_not_finite, _not_definite),
     ops.solve: (_not_finite, _singular),
     ops.inv: (_not_finite, _singular),
+    ops.solve_triangular: (_unusable_triangles,),
 }
 
 
@@ -90,12 +98,13 @@ def check_refused(op: Op, backend: Backend, sample: Sample) -> None:
 
 def _check_raises(op: Op, backend: Backend, host: np.ndarray) -> None:
     x = polyarr.asarray(host, device=backend)
-    more = {ops.solve: (x,), ops.pinv: (0.1,)}.get(op, ())
+    more = {ops.solve: (x,), ops.solve_triangular: (x,), ops.pinv: (0.1,)}.get(op, ())
+    params = {"upper": False} if op is ops.solve_triangular else {}
     bad = host.reshape(-1, *host.shape[-2:])[-1]
     what = f"not finite at {np.argwhere(~np.isfinite(bad))[0].tolist()}" if not np.isfinite(bad).all() else "singular"
     what = "not positive definite" if op is ops.cholesky and what == "singular" else what
     given = f"{host.dtype.name}{list(host.shape)}, the last of which is {what},"
-    _expect_matrix_error(f"{label_of(op, backend)}: {given}", lambda: op(x, *more))
+    _expect_matrix_error(f"{label_of(op, backend)}: {given}", lambda: op(x, *more, **params))
 
 
 def _expect_matrix_error(what: str, call: Callable[[], Any]) -> None:

@@ -183,6 +183,11 @@ def cholesky(x: np.ndarray) -> np.ndarray:
     return np.linalg.cholesky((x + _adjoint(x)) / 2)
 
 
+def solve_triangular(x: np.ndarray, b: np.ndarray, *, upper: bool) -> np.ndarray:
+    """Return NumPy's solution of equations with a triangle of x."""
+    return np.linalg.solve((np.triu if upper else np.tril)(x), b)
+
+
 def eigh(x: np.ndarray) -> tuple:
     """Return NumPy's eigenvalues and eigenvectors of the Hermitian part, with polyarr's phases."""
     w, v = np.linalg.eigh((x + _adjoint(x)) / 2)

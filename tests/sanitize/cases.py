@@ -293,6 +293,9 @@ def matrices() -> Iterator[Case]:
         definite = polyarr.asarray(np.eye(n) + 1, dtype=getattr(polyarr, dtype))
         yield Case(f"cholesky {label}", ops.cholesky, (definite,))
         yield Case(f"solve {label}", ops.solve, (x, array(n, 3, dtype=dtype)))
+        for upper in (False, True):
+            op = partial(ops.solve_triangular, upper=upper)
+            yield Case(f"solve_triangular {upper} {label}", op, (definite, array(n, 3, dtype=dtype)))
         yield Case(f"inv {label}", ops.inv, (x,))
         yield Case(f"slogdet {label}", ops.slogdet, (x,))
         yield Case(f"qr {label}", lambda x: ops.qr(x[..., :-1]), (x,))

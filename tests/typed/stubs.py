@@ -37,7 +37,7 @@ PARAMETERS = {  # `op.name` goes before `name`, and that before the type of the 
     "dtype": "DType", "size": "int", "repeats": "int", "k": "int", "n": "int",
     "activation": "str", "rows_at_once": "int", "scale": "float", "eps": "float", "rate": "float",
     "momentum": "float", "beta1": "float", "beta2": "float", "weight_decay": "Sequence[float]",
-    "nesterov": "bool", "decoupled": "bool", "inverse": "bool", "groups": "int",
+    "nesterov": "bool", "decoupled": "bool", "inverse": "bool", "upper": "bool", "groups": "int",
     "kernel": INTS, "stride": INTS, "dilation": INTS, "output_padding": INTS, "divisor": "float",
     "padding": "str | int | Sequence[int] | Sequence[Sequence[int]]", "interpolate.scale": "float | Sequence[float]",
     "adaptive_mean_pool.shape": "int | Sequence[int | None]",

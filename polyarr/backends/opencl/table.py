@@ -70,6 +70,7 @@ KERNELS = {
     ops.dft_to_real: spectra.dft_to_real,
     ops.cholesky: cholesky.cholesky,
     ops.solve: elimination.solve,
+    ops.solve_triangular: elimination.solve_triangular,
     ops.inv: elimination.inv,
     ops.slogdet: elimination.slogdet,
     ops.qr: qr.qr,

@@ -193,7 +193,7 @@ _STACK = (17, 9, 9)
 LARGE |= grown.decompositions(_STACK, (130, 130), (33, 33), (1031, 17), (17, 9, 7))
 LARGE |= {
     ops.vector_norm: along((ROWS, 1), (AXES, (0, 2, 5)), (LINE, 0)),
-    ops.solve: only((((130, 130), (130, 33)), {}), ((_STACK, (9, 2)), {})),
+    **dict.fromkeys((ops.solve, ops.solve_triangular), only((((130, 130), (130, 33)), {}), ((_STACK, (9, 2)), {}))),
 }
 
 # ---- neural networks -----------------------------------------------------------------------------------------------

@@ -49,8 +49,11 @@ _decomposition(ops.inv, "regular", np.linalg.inv, SQUARES, SMALL_SQUARES)
 _decomposition(ops.pinv, "regular", lambda x, rtol: np.linalg.pinv(x, rtol), _ANY, _SMALL_ANY, 0.1, 0.5)
 
 
-def _equations(shapes: Sequence[tuple]) -> Cases:
-    return for_each(shapes, lambda dtype, pair: samples(datas(pair[0], dtype, ("regular",)), datas(pair[1], dtype)))
+def _equations(shapes: Sequence[tuple], values: str = "regular", params: st.SearchStrategy | None = None) -> Cases:
+    def draws(dtype: str, pair: tuple) -> st.SearchStrategy:
+        return samples(datas(pair[0], dtype, (values,)), datas(pair[1], dtype), params=params)
+
+    return for_each(shapes, draws)
 
 
 _SMALL_PAIRS = (((3, 3), (3, 2)), ((3, 3), (3, 3)), ((1, 1), (1, 3)), ((2, 1, 3, 3), (4, 3, 2)))
@@ -58,6 +61,12 @@ _PAIRS = (*_SMALL_PAIRS, ((33, 33), (33, 5)), ((2, 3, 3), (3, 1)), ((0, 0), (0, 
 SAMPLES[ops.solve] = Entry(
     _equations(_PAIRS), _equations(_SMALL_PAIRS), np.linalg.solve, "composed", INEXACT, special=""
 )
+
+_triangles = "definite", st.fixed_dictionaries({"upper": st.booleans()})  # whose triangles are well-conditioned, too
+SAMPLES[ops.solve_triangular] = Entry(
+    _equations(_PAIRS, *_triangles), _equations(_SMALL_PAIRS, *_triangles), ref.solve_triangular, "composed", INEXACT,
+    special="",
+)  # fmt: skip
 
 # ---- norms of vectors ------------------------------------------------------------------------------------------------
 

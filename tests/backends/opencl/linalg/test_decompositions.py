@@ -173,6 +173,19 @@ def test_equations_are_solved(device, n):
         near(matrix @ found / condition, np.broadcast_to(right, found.shape) / condition, n, 1)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("n", [1, 7, 33, 150])
+def test_equations_of_triangles_are_solved(device, n, upper):
+    part = np.triu if upper else np.tril
+    for a, b in (((2,), (2,)), ((), (3,)), ((2, 1), (3,)), ((1, 3), (2, 3))):
+        matrix, right = random(*a, n, n) / n + 2 * np.eye(n), random(*b, n, 2)
+        beside_nan = pa.asarray(np.where(part(np.ones((n, n))), matrix, np.nan))
+        found = ops.solve_triangular(beside_nan, pa.asarray(right), upper=upper)
+        near(found.numpy(), np.linalg.solve(part(matrix), right), n)
+        turned = ops.solve_triangular(pa.asarray(matrix).mT, pa.asarray(right), upper=not upper)
+        near(turned.numpy(), np.linalg.solve(part(matrix).swapaxes(-1, -2), right), n)
+
+
 def test_views_are_read_where_they_are(device):
     base = random(4, 9, 9)
     x = pa.asarray(base)
