@@ -283,8 +283,8 @@ def _mirrored(x):
 
 
 def _over(x, y):
-    """Return x y^-1."""
-    return matrix_transpose(solve(matrix_transpose(y), matrix_transpose(x)))
+    """Return x y^-1 for lower triangles y."""
+    return matrix_transpose(solve_triangular(matrix_transpose(y), matrix_transpose(x), upper=True))
 
 
 def _inverses(x):
@@ -322,7 +322,7 @@ def _with_free_phase(dv, v, along):
 
 def _cholesky_grad(g, out):
     up = adjoint(out)
-    return multiply(_over(solve(up, _mirrored(product(up, g))), out), 0.5)
+    return multiply(_over(solve_triangular(up, _mirrored(product(up, g)), upper=True), out), 0.5)
 
 
 def _eigh_grad(g, out):
