@@ -45,7 +45,8 @@ def test_what_to_write_instead_of_other_libraries_names_runs(code: str, on_numpy
 
 @pytest.mark.parametrize("name", ["allclose", "average", "cbrt", "cov", "deg2rad", "exp2", "fliplr", "flipud", "frac",
     "fmod", "heaviside", "hstack", "isclose", "kron", "median", "nanmean", "nanstd", "nansum", "nan_to_num", "ptp",
-    "rot90", "trapezoid", "vstack", "argwhere", "bincount", "union1d", "intersect1d", "setdiff1d", "tri"])  # fmt: skip
+    "rot90", "trapezoid", "vstack", "argwhere", "bincount", "union1d", "intersect1d", "setdiff1d", "tri", "lexsort",
+    "nanmax", "quantile"])  # fmt: skip
 def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
     x, y = np.float32([[0.5, -1.0, 2.0], [3.0, 0.0, -0.5]]), np.float32([[2, 3, 4], [5, 6, 7]])
     a, b, i = np.float32([3, 1, 2]), np.float32([1, 2, 5]), np.int64([0, 2, 2])
@@ -54,10 +55,11 @@ def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
     calls = {
         "hstack": ((x, y),), "vstack": ((x, y),), "median": (a,), "trapezoid": (a,), "bincount": (i, None, 4),
         "union1d": (a, b), "intersect1d": (a, b), "setdiff1d": (a, b), "tri": (4,), "average": (x, None, y),
+        "lexsort": ((a, b),), "quantile": (a, 0.3),
     } | dict.fromkeys(["allclose", "fmod", "heaviside", "isclose", "kron"], (x, y))  # fmt: skip
     expected = x - np.trunc(x) if name == "frac" else getattr(np, name)(*calls.get(name, (x,)))
     given = {n: pa.asarray(v) for n, v in {"x": x, "y": y, "a": a, "b": b, "i": i, "w": y}.items()}
-    found = eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 4, **given})
+    found = eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 4, "q": 0.3, **given})
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -106,6 +106,7 @@ _FUNCTIONS = {
     "pa.scatter_add(pa.zeros(n), i, x[:, 0]) / pa.maximum(pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape)), 1)": (
         "scatter_mean segment_mean"
     ),
+    "(o := pa.argsort(a))[pa.argsort(b[o])]  # by b, and where it is equal by a": "lexsort",
     "pa.diff(pa.searchsorted(pa.sort(a), b))  # b: the edges": "histc histogram",
     "x[x > 0]": "compress extract masked_select",
     "pa.stack(pa.nonzero(x), axis=-1)": "argwhere",
@@ -185,14 +186,13 @@ _FUNCTIONS = {
     "pa.max(x) - pa.min(x)": "ptp",
     "pa.sum(x * w) / pa.sum(w)": "average",
     "pa.mean(pa.sort(a)[(a.size - 1) // 2 : a.size // 2 + 1])": "median",
-    "pa.sort(a)[round(q * (a.size - 1))]": "quantile",
-    "pa.sort(a)[round(q / 100 * (a.size - 1))]": "percentile",
+    "(s := pa.sort(a))[k := int(p := q * (a.size - 1))] + (p - k) * (s[min(k + 1, a.size - 1)] - s[k])": "quantile",
     "(pa.std(x, correction=1), pa.mean(x))": "std_mean",
     "(pa.var(x, correction=1), pa.mean(x))": "var_mean",
     "pa.sum(pa.where(pa.isnan(x), 0, x))": "nansum",
     "pa.mean(x[~pa.isnan(x)])": "nanmean",
-    "pa.max(x[~pa.isnan(x)])": "nanmax",
-    "pa.min(x[~pa.isnan(x)])": "nanmin",
+    "pa.max(pa.where(pa.isnan(x), -pa.inf, x))": "nanmax",
+    "pa.min(pa.where(pa.isnan(x), pa.inf, x))": "nanmin",
     "pa.std(x[~pa.isnan(x)])": "nanstd",
     "pa.var(x[~pa.isnan(x)])": "nanvar",
     "pa.cumulative_prod": "cumprod",
@@ -450,7 +450,7 @@ _RANDOM = {
     "pa.random.seed": "manual_seed set_seed",
     "pa.random.set_state": "set_rng_state",
     "pa.random.uniform": "rand random random_sample ranf sample",
-    "x[pa.random.randint(0, x.shape[0], (5,))]": "choice",
+    "x[pa.random.randint(0, x.shape[0], (5,))]  # weighted: choice_from_logits": "choice",
     "pa.exp(pa.random.normal((3,)))": "lognormal",
     "-pa.log1p(-pa.random.uniform((3,)))": "exponential standard_exponential",
     "-pa.log(-pa.log(pa.random.uniform((3,), low=1e-9)))": "gumbel",
@@ -492,10 +492,11 @@ _INSTEAD = {
     "gradients are values that pa.grad returns, so nothing is reset": "zero_grad grad",
     "map over examples by pa.vmap; several devices compute in processes, see pa.distributed": "pmap",
     "write a loop of Python, or pa.scan": "fori_loop",
-    "write pa.scan; sums and products are pa.cumulative_sum and pa.cumulative_prod": "associative_scan cummax cummin",
+    "write pa.scan; sums and products are pa.cumulative_sum and pa.cumulative_prod": """associative_scan cummax cummin
+        logcumsumexp""",
     "what it has is in polyarr itself, as pa.scan, pa.while_loop and pa.vmap": "lax numpy",
     "SciPy computes with arrays of polyarr if SCIPY_ARRAY_API=1 is set before its import": """lfilter ndimage odeint
-        scipy signal solve_ivp spectrogram stats stft welch""",
+        scipy signal solve_ivp stats""",
     "compute with the indices of what is not 0, by pa.take and pa.scatter_add": "BCOO csr_matrix sparse",
     "float64 needs no switch: give dtype=pa.float64": "enable_x64",
     "arrays are printed as numpy.set_printoptions says": "get_printoptions printoptions set_printoptions",
@@ -524,7 +525,7 @@ _INSTEAD = {
     "read and write text by NumPy, and convert by pa.asarray": "fromstring genfromtxt loadtxt savetxt",
     "polyarr has none; SciPy computes it of x.numpy()": """betainc binom block_diag cho_factor comb dct dst exp1 expm
         factorial gammainc gammaincc hilbert householder_product idct jv lambertw ldl logm lu lu_factor matrix_exp
-        multigammaln null_space orth polar schur sqrtm toeplitz""",
+        multigammaln null_space orth polar schur spectrogram sqrtm stft toeplitz welch""",
     "draw them by numpy.random, and convert by pa.asarray": """ball cauchy chisquare dirichlet geometric
         loggamma maxwell orthogonal poisson rademacher rayleigh t triangular weibull weibull_min""",
     "set clip=, weight_decay= and lr= of the optimizer": "add_decayed_weights chain scale_by_adam",
@@ -543,9 +544,8 @@ _INSTEAD = {
     "print programs() of the compiled function": "make_jaxpr",
     "call numpy.testing.assert_allclose, which takes any arrays": "assert_allclose assert_array_equal assert_close",
     "set POLYARR_COMPILE=0": "disable_jit",
-    "take an optimizer for each part with its own lr; decays= chooses what decays, freeze() what is fixed": (
-        "add_param_group masked multi_transform param_groups"
-    ),
+    "take an optimizer for each part with its own lr; decays= chooses what decays, freeze() what is fixed": """
+        add_param_group masked multi_transform param_groups""",
 }
 _INSTEAD_IN_COMPILE = {
     "a function is always captured whole": "fullgraph",
