@@ -63,6 +63,16 @@ def test_what_to_write_computes_what_numpy_does(name: str, on_numpy) -> None:
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["segment_max", "segment_min"])
+def test_what_to_write_for_extremes_of_segments(name: str, on_numpy) -> None:
+    x, i = np.float32([[3], [7], [-1], [7], [2]]), np.int64([2, 0, 2, 0, 0])
+    expected = np.float32([7, -np.inf, 3] if name == "segment_max" else [2, np.inf, -1])
+    found = lambda x: eval(names.HINTS["polyarr"][name], {"pa": pa, "n": 3, "i": pa.asarray(i), "x": x})
+    np.testing.assert_array_equal(found(pa.asarray(x)).numpy(), expected)
+    grads = pa.grad(lambda x: pa.sum(found(x)[::2]))(pa.asarray(x)).numpy()
+    assert sorted(x[grads == 1]) == sorted(expected[::2]) and grads.sum() == 2
+
+
 @pytest.mark.parametrize("name", ["lognormal", "exponential", "gumbel", "laplace", "binomial",
     "multivariate_normal", "truncated_normal"])  # fmt: skip
 def test_what_to_write_for_a_distribution_has_its_quantiles(name: str, on_numpy) -> None:

@@ -101,11 +101,12 @@ _FUNCTIONS = {
     "pa.scatter": "index_copy put",
     "pa.scatter_add": "index_add segment_sum unsorted_segment_sum",
     "pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape))": "bincount",
-    "pa.max(pa.where(i == pa.arange(n)[:, None], x[:, 0], -pa.inf), axis=1)": "scatter_max segment_max",
-    "pa.min(pa.where(i == pa.arange(n)[:, None], x[:, 0], pa.inf), axis=1)": "segment_min",
-    "pa.scatter_add(pa.zeros(n), i, x[:, 0]) / pa.maximum(pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape)), 1)": (
-        "scatter_mean segment_mean"
-    ),
+    "pa.where((k := pa.scatter(pa.full(n, -1), i[o := pa.argsort(v := x[:, 0])], o)) < 0, -pa.inf, v[k])": """
+        scatter_max segment_max""",
+    "-pa.where((k := pa.scatter(pa.full(n, -1), i[o := pa.argsort(v := -x[:, 0])], o)) < 0, -pa.inf, v[k])": """
+        scatter_min segment_min""",
+    "pa.scatter_add(pa.zeros(n), i, x[:, 0]) / pa.maximum(pa.scatter_add(pa.zeros(n), i, pa.ones(i.shape)), 1)": """
+        scatter_mean segment_mean""",
     "(o := pa.argsort(a))[pa.argsort(b[o])]  # by b, and where it is equal by a": "lexsort",
     "pa.diff(pa.searchsorted(pa.sort(a), b))  # b: the edges": "histc histogram",
     "x[x > 0]": "compress extract masked_select",
@@ -179,9 +180,8 @@ _FUNCTIONS = {
     "pa.sum": "reduce_sum",
     "pa.prod": "reduce_prod",
     "(x - pa.mean(x, axis=1, keepdims=True)) @ (x - pa.mean(x, axis=1, keepdims=True)).T / (x.shape[1] - 1)": "cov",
-    "(lambda z: z @ z.T / x.shape[1])((x - pa.mean(x, axis=1, keepdims=True)) / pa.std(x, axis=1, keepdims=True))": (
-        "corrcoef"
-    ),
+    "(lambda z: z @ z.T / x.shape[1])((x - pa.mean(x, axis=1, keepdims=True)) / pa.std(x, axis=1, keepdims=True))": """
+        corrcoef""",
     "pa.linalg.vector_norm(x[:, None] - y, axis=-1)": "cdist",
     "pa.max(x) - pa.min(x)": "ptp",
     "pa.sum(x * w) / pa.sum(w)": "average",
