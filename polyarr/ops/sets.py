@@ -44,6 +44,9 @@ def searchsorted(x1: Array, x2: Any, /, side: str = "left", sorter: Array | None
         >>> import polyarr as pa
         >>> pa.searchsorted(pa.asarray([1.0, 3.0, 5.0]), pa.asarray([3.0, 4.0]))
         Array([1, 2], int64, 'numpy')
+        >>> pa.vmap(pa.searchsorted)(pa.asarray([[1.0, 3.0], [2.0, 4.0]]), pa.asarray([[2.0], [5.0]]))  # row by row
+        Array([[1],
+               [2]], int64, 'numpy')
 
     Gradients: none
     """
@@ -51,7 +54,7 @@ def searchsorted(x1: Array, x2: Any, /, side: str = "left", sorter: Array | None
         raise ValueError(f"searchsorted: side is {side!r}; it must be 'left' or 'right'")
     x1, x2 = _promoted("searchsorted", x1, x2, "real")
     if len(x1.shape) != 1:
-        raise ShapeError(f"searchsorted: x1 is {spec_of(x1)}; it must have one axis")
+        raise ShapeError(f"searchsorted: x1 is {spec_of(x1)}; it must have one axis; pa.vmap maps over rows")
     if sorter is not None:
         check_array("searchsorted", "sorter", sorter)
         if sorter.shape != x1.shape:
