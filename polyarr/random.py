@@ -414,6 +414,9 @@ def choice_from_logits(logits: Array) -> Array:
         >>> import polyarr as pa
         >>> pa.random.choice_from_logits(pa.asarray([[0.0, -pa.inf], [-pa.inf, 0.0]]))
         Array([0, 1], int64, 'numpy')
+        >>> weights = pa.asarray([0.2, 0.8])
+        >>> pa.random.choice_from_logits(pa.broadcast_to(pa.log(weights), (5, 2))).shape  # five draws
+        (5,)
     """
     check_array("random.choice_from_logits", "logits", logits)
     # Use 23 bits: with more, the half would be rounded away, the unit could be 1, and the noise infinite.
