@@ -200,7 +200,9 @@ def _ufunc(x: Array, ufunc: np.ufunc, method: str, *inputs: Any, **params: Any) 
     called = f"numpy.{name}" if getattr(np, name, None) is ufunc else name  # other libraries have ufuncs, too
     ours = f" {code}, or" if op is not None or name in HINTS["polyarr"] else ""
     if method != "__call__":
-        ours = " pa.scatter_add(x, i, y), or" if (name, method) == ("add", "at") else ""
+        hints = HINTS["polyarr"]
+        at = {"add": "pa.scatter_add(x, i, y)", "maximum": hints["segment_max"], "minimum": hints["segment_min"]}
+        ours = f" {at[name]}, or" if method == "at" and name in at else ""
         called = f"{called}.{method}"
     given = f" with {', '.join(params)}" if params else ""
     raise TypeError(f"{called}: got a polyarr array{given}; write{ours} {called}(x.numpy())")

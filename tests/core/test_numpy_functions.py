@@ -69,6 +69,7 @@ def test_scalars_of_numpy_are_numbers(on_numpy: Backend) -> None:
         (np.degrees, r"^numpy\.degrees: got a polyarr array; write x \* \(180 / pa\.pi\), or numpy\.degrees\("),
         (lambda x: np.exp(x, out=np.ones(2)), r"^numpy\.exp: got a polyarr array with out; write pa\.exp, or numpy\."),
         (np.add.reduce, r"^numpy\.add\.reduce: got a polyarr array; write numpy\.add\.reduce\(x\.numpy\(\)\)$"),
+        (lambda x: np.maximum.at(x, [0], 1.0), r"^numpy\.maximum\.at: got a polyarr array; write pa\.where\("),
         (lambda x: np.add.at(x, [0], 1.0), r"^numpy\.add\.at: got a polyarr array; write pa\.scatter_add\(x, "),
         (lambda x: np.sum(x, out=np.ones(())), r"^sum: unknown argument out \(leave it out: results"),
         (lambda x: np.std(x, ddof=1), r"^std: unknown argument ddof \(write correction\); it takes std"),
