@@ -304,15 +304,16 @@ def interpolate(
     """Return x resized along its spatial axes.
 
     Point i of m over n elements lies at floor(i n / m) with mode "nearest". With "linear" it lies between two elements,
-    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1). If scale is given, it stands for m / n.
+    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1), and "cubic" weighs four elements around the
+    same point (Keys's cubic convolution). If scale is given, it stands for m / n.
 
     Args:
         x: Floating-point array (..., *lengths, c), or (..., c, *lengths) with layout "channels_first".
         shape: Lengths m of the result, one per spatial axis; None if scale is given. An int counts for all axes but the
             first and the channels.
         scale: Factors of the lengths, likewise; None if shape is given.
-        mode: "nearest" or "linear"; "bilinear" and "trilinear" are other names of "linear".
-        align_corners: Whether the first and last points are those of x; only for "linear".
+        mode: "nearest", "linear" or "cubic"; "bilinear", "trilinear" and "bicubic" are other names of the last two.
+        align_corners: Whether the first and last points are those of x; not for "nearest".
         layout: "channels_last" or "channels_first".
 
     Returns:

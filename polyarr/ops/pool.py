@@ -21,7 +21,11 @@ from polyarr.ops.shape import expand_dims, reshape, slice
 from polyarr.ops.spatial import CONV, geometry, images, padded, per_axis, spans
 from polyarr.ops.validation import number
 
-MODES = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
+MODES = {
+    "nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear", "cubic": "cubic",
+    "bicubic": "cubic",
+}  # fmt: skip
+_SLOPE = -0.75  # of the cubic's weights at distance 1, as in PyTorch and OpenCV
 _FINEST = 10**6  # largest denominator of the fraction that a scale is taken for: 17/10 for 1.7
 
 # ---- pools -----------------------------------------------------------------------------------------------------------
@@ -196,11 +200,11 @@ def _resize_rule(x, *, shape, scale, mode, align_corners):
     check_kind(op, "x", x, "floating")
     lengths = images(op, "x", x)
     if mode not in MODES:
-        raise ValueError(f"{op}: mode is {shown(mode)}; it must be 'nearest', 'linear', 'bilinear' or 'trilinear'")
+        raise ValueError(f"{op}: mode is {shown(mode)}; it must be one of {', '.join(map(repr, MODES))}")
     if (shape is None) == (scale is None):
         raise ValueError(f"{op}: shape is {shown(shape)}, scale is {shown(scale)}; one of them must be given")
     if align_corners and MODES[mode] == "nearest":
-        raise ValueError(f"{op}: mode is 'nearest' and align_corners is True; only 'linear' has corners to align")
+        raise ValueError(f"{op}: mode is 'nearest' and align_corners is True; it must be False, or the mode another")
     if scale is not None:
         given, axes = shown(scale), len(lengths)
         scale = tuple(number(op, "scale", s) for s in (scale if isinstance(scale, (tuple, list)) else (scale,) * axes))
@@ -221,15 +225,16 @@ def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=Fals
     """Return x resized along its spatial axes.
 
     Point i of m over n elements lies at floor(i n / m) with mode "nearest". With "linear" it lies between two elements,
-    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1). If scale is given, it stands for m / n. The
-    function polyarr.interpolate calls this op, and takes other layouts and leading axes.
+    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1), and "cubic" weighs four elements around the
+    same point (Keys's cubic convolution). If scale is given, it stands for m / n. The function polyarr.interpolate
+    calls this op, and takes other layouts and leading axes.
 
     Args:
         x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
         shape: Lengths m of the result, an int or one per spatial axis; None if scale is given.
         scale: Factors of the lengths, a number or one per spatial axis; None if shape is given.
-        mode: "nearest" or "linear"; "bilinear" and "trilinear" are other names of "linear".
-        align_corners: Whether the first and last points are those of x; only for "linear".
+        mode: "nearest", "linear" or "cubic"; "bilinear", "trilinear" and "bicubic" are other names of the last two.
+        align_corners: Whether the first and last points are those of x; not for "nearest".
 
     Returns:
         Array (b, *shape, c) of the dtype of x.
@@ -245,18 +250,18 @@ def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=Fals
         step = Fraction(n, m) if scale is None else 1 / Fraction(scale[axis - 1]).limit_denominator(_FINEST)
         if mode == "nearest":
             x = _nearest(x, axis, m, step)
-        elif align_corners:
-            x = _between(x, axis, m, Fraction(n - 1, max(m - 1, 1)), Fraction(0))
         else:
-            x = _between(x, axis, m, step, (step - 1) / 2)
+            way = _cubic if mode == "cubic" else _between
+            corners = Fraction(n - 1, max(m - 1, 1)), Fraction(0)
+            x = way(x, axis, m, *(corners if align_corners else (step, (step - 1) / 2)))
     return x
 
 
 def _points(x, m: int, step: Fraction, first: Fraction):
-    """Return the positions first + i * step, not below 0, as numerators and their common denominator `unit`."""
+    """Return the positions first + i * step as numerators and their common denominator `unit`."""
     unit = step.denominator * first.denominator
     start, by = first * unit, step * unit
-    return maximum(add(multiply(iota(0, 1, x, size=m, dtype=int64), int(by)), int(start)), 0), unit
+    return add(multiply(iota(0, 1, x, size=m, dtype=int64), int(by)), int(start)), unit
 
 
 def _nearest(x, axis: int, m: int, step: Fraction):
@@ -277,9 +282,34 @@ def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
     if step == 1 and first == 0 and m == n:
         return x
     places, unit = _points(x, m, step, first)
+    places = maximum(places, 0)
     below = floor_divide(places, unit)
     beyond = subtract(places, multiply(below, unit))
     low, high = (take(x, minimum(add(below, i), n - 1), axis=axis) for i in (0, 1))
     # Compute both weights as quotients: 1 - weight would lose the digits of a small one.
     shares = (_along(divide(astype(part, dtype=x.dtype), unit), x, axis) for part in (subtract(unit, beyond), beyond))
     return add(*map(multiply, (low, high), shares))
+
+
+def _cubic(x, axis: int, m: int, step: Fraction, first: Fraction):
+    """Weigh four elements around each point; beyond its ends, x goes on with the first and the last one."""
+    n = x.shape[axis]
+    if step == 1 and first == 0 and m == n:
+        return x
+    places, unit = _points(x, m, step, first)
+    below = floor_divide(places, unit)
+    beyond = subtract(places, multiply(below, unit))
+    total = None
+    for i in (-1, 0, 1, 2):
+        far = divide(astype(subtract(i * unit, beyond) if i > 0 else subtract(beyond, i * unit), dtype=x.dtype), unit)
+        part = multiply(take(x, maximum(minimum(add(below, i), n - 1), 0), axis=axis), _along(_weight(far, i), x, axis))
+        total = part if total is None else add(total, part)
+    return total
+
+
+def _weight(far, i: int):
+    """Return the weight of the element i places from the one below the point, for its distance `far` from the point."""
+    if i in (0, 1):  # far is at most 1
+        return add(multiply(multiply(subtract(multiply(far, _SLOPE + 2), _SLOPE + 3), far), far), 1)
+    near = subtract(far, 2)
+    return multiply(multiply(multiply(near, near), subtract(far, 1)), _SLOPE)

@@ -219,6 +219,18 @@ def adaptive_mean_pool(x: Any, *, shape: Any) -> np.ndarray:
     return _filled(x, found)
 
 
+def _cubic_weights(n: int, m: int, step: float, align_corners: bool) -> np.ndarray:
+    """Return the weights (m, n) of Keys's cubic convolution with a = -3/4."""
+    weights = np.zeros((m, n))
+    for i in range(m):
+        point = i * (n - 1) / max(m - 1, 1) if align_corners else (i + 0.5) * step - 0.5
+        for j in range(math.floor(point) - 2, math.floor(point) + 4):
+            d = abs(point - j)
+            inner, outer = 1.25 * d**3 - 2.25 * d**2 + 1, -0.75 * (d**3 - 5 * d**2 + 8 * d - 4)
+            weights[i, min(max(j, 0), n - 1)] += inner if d <= 1 else outer if d < 2 else 0
+    return weights
+
+
 def interpolate(
     x: Any, *, shape: Any = None, scale: Any = None, mode: str = "nearest", align_corners: bool = False
 ) -> np.ndarray:
@@ -230,6 +242,10 @@ def interpolate(
         step = 1 / by if by else n / m
         if mode == "nearest":
             x = np.take(x, [min(math.floor(i * step + 1e-9), n - 1) for i in range(m)], axis)
+            continue
+        if mode == "cubic":
+            x = np.tensordot(_cubic_weights(n, m, step, align_corners), x, (1, axis))
+            x = np.moveaxis(x, 0, axis)
             continue
         points = [i * (n - 1) / max(m - 1, 1) if align_corners else max((i + 0.5) * step - 0.5, 0) for i in range(m)]
         below = [min(math.floor(p + 1e-9), n - 1) for p in points]

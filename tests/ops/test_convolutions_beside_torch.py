@@ -89,7 +89,7 @@ OURS = {
     "nn.functional.upsample_nearest": upsample("nearest"),
     "nn.functional.upsample_bilinear": upsample("bilinear", align_corners=True),
 }
-VARIANTS = ("nearest", "linear", "bilinear", "trilinear", "area")
+VARIANTS = ("nearest", "linear", "bilinear", "trilinear", "bicubic", "area")
 NAMES = [n for n in OURS if n != "nn.functional.interpolate"] + [f"nn.functional.interpolate.{v}" for v in VARIANTS]
 
 

@@ -359,7 +359,7 @@ def adaptive_mean_pool(x: Any, *, shape: tuple) -> Any:
 
 def interpolate(x: Any, *, shape: Any, scale: Any, mode: str, align_corners: bool) -> Any:
     """Return images resized; of Keras's modes, only bilinear means the same."""
-    if x.ndim != 4 or scale or mode == "nearest" or align_corners:
+    if x.ndim != 4 or scale or mode != "linear" or align_corners:
         raise Absent
     return K.cast(K.image.resize(full(x), shape, "bilinear", data_format="channels_last"), x.dtype)
 

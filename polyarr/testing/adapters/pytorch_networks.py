@@ -175,7 +175,9 @@ def adaptive_mean_pool(x: Tensor, *, shape: tuple) -> Tensor:
 def interpolate(x: Tensor, *, shape: Any, scale: Any, mode: str, align_corners: bool) -> Tensor:
     if mode == "nearest":
         return last(F.interpolate(full(x), None if scale else shape, scale))
-    named = ("linear", "bilinear", "trilinear")[x.ndim - 3]
+    if mode == "cubic" and x.ndim != 4:
+        raise Absent
+    named = "bicubic" if mode == "cubic" else ("linear", "bilinear", "trilinear")[x.ndim - 3]
     return last(F.interpolate(full(x), None if scale else shape, scale, named, align_corners))
 
 
