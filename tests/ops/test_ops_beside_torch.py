@@ -43,7 +43,7 @@ def where(x, condition, y):
 
 
 def masked_fill(x, mask, value):
-    return pa.where(mask, value, x)
+    return pa.where(mask, value, x).astype(x.dtype)
 
 
 def decimals(x, decimals=0):
