@@ -33,7 +33,10 @@ def flatten(tree: Any, inputs: list[Any], key: list[Any], scalars_are_inputs: bo
             flatten(child, inputs, key, scalars_are_inputs)
     elif (found := children(tree)) is not None:
         key.append(kind)
-        key.extend(found if NAME_TYPES.issuperset(map(type, found)) else map(_constant_key, found))
+        if NAME_TYPES.issuperset(map(type, found)):
+            key.extend(found)
+        else:  # in one part: a constant that follows an empty dict has the same key as such a name
+            key.append(tuple(map(_constant_key, found)))
         if kind is not dict:
             key.append(_attributes_key(tree, found))
         for child in found.values():
@@ -140,13 +143,13 @@ def _attributes_key(tree: Any, found: dict[Any, Any]) -> tuple:
 
 
 def _constant_key(value: Any) -> Any:
-    """Return the cache key of a constant; 1, 1.0 and True have different keys."""
+    """Return the cache key of a constant; 1, 1.0 and True have different keys, and so have 0.0 and -0.0."""
     kind = type(value)
     if kind is list or kind is tuple:
         return (kind, *map(_constant_key, value))
     if kind is dict:
         return (dict, *((_constant_key(name), _constant_key(member)) for name, member in value.items()))
-    if isinstance(value, float):
+    if isinstance(value, (float, complex, np.generic)):
         return kind, repr(value)
     if isinstance(value, np.ndarray):
         raise CaptureError("compile: an argument is a numpy.ndarray; it must be a polyarr array (see polyarr.asarray)")

@@ -146,7 +146,7 @@ class Trace:
 
     def constant(self, value: Any) -> int:
         """Return the slot of a constant; equal constants share one."""
-        key = (type(value), repr(value)) if isinstance(value, (bool, int, float)) else (type(value), value)
+        key = (type(value), repr(value)) if isinstance(value, (int, float, complex)) else (type(value), value)
         try:
             found = self._same.get(key)
         except TypeError:  # not hashable

@@ -62,6 +62,29 @@ def test_the_warning_about_the_context_names_no_argument(backend):
     assert x.shape == (2,)
 
 
+@pytest.mark.parametrize(
+    "constants",
+    [(0j, complex(-0.0, -0.0)), (np.float32(0), np.float32(-0.0)), (np.complex64(0j), np.complex64(-0.0))],
+    ids=["complex", "NumPy float", "NumPy complex"],
+)
+def test_constants_that_are_equal_have_their_own_signs_of_zero(constants):
+    fn, x = pa.compile(pa.add), pa.full((1,), complex(-0.0, -0.0))
+    with pa.use_backend("numpy"):
+        assert [bits(fn(x, c)) for c in constants] == [bits(pa.add(x, c)) for c in constants]
+        both = pa.compile(lambda x: [pa.add(x, c) for c in constants])
+        assert bits(both(x)) == bits([pa.add(x, c) for c in constants])
+
+
+def test_keys_that_are_numbers_belong_to_their_dict():
+    def lengths(trees):
+        return [a * len(each) for each in trees if isinstance(each, dict)]
+
+    a, b = pa.ones((2,)), pa.ones((3,))
+    fn = pa.compile(lengths, constants="trees", captures=a)
+    for trees in ([{}, 1, a, {5: b}], [{1: a}, {}, 5, b]):
+        assert bits(fn(trees)) == bits(lengths(trees))
+
+
 def test_other_numbers_have_the_same_signature(backend, recwarn):
     fn, x = pa.compile(lambda x, n, many: (x * n + many["a"][0], n * 2)), pa.ones((2,))
     for n in range(12):
