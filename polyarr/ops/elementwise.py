@@ -1,8 +1,7 @@
 """Elementwise arithmetic, rounding, signs, bounds, and choosing and converting. Functions such as exp: functions.py.
 
-Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the dtype of the arrays, unless
-its kind is higher.
-Comparisons, logic and bits are in logic.py. VJPs stand under the ops.
+Every op here broadcasts its inputs and promotes them to one dtype; a Python number takes the dtype of the arrays,
+unless its kind is higher. Comparisons, logic and bits are in logic.py. VJPs stand under the ops.
 """
 
 import math
@@ -24,7 +23,7 @@ from polyarr.core.spec import (
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import array_like, fill
 from polyarr.ops.declare import elementwise
-from polyarr.ops.logic import equal, less, less_equal, logical_and, not_equal
+from polyarr.ops.logic import equal, less, less_equal, logical_and, logical_or, not_equal
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
@@ -333,6 +332,8 @@ def isinf(x):
     >>> pa.isinf(pa.asarray([1.0, -pa.inf]))
     Array([False,  True], bool, 'numpy')
     """
+    if x.dtype in COMPLEX:  # by parts: abs of a finite number may overflow
+        return logical_or(isinf(real_part(x)), isinf(imaginary_part(x)))
     return equal(abs(x), math.inf) if _is_floating(x) else not_equal(x, x)
 
 

@@ -90,3 +90,10 @@ def test_slopes_neither_overflow_nor_lose_digits():
     slopes = (pa.asinh, x, 1 / x), (pa.acosh, x, 1 / x), (pa.asin, near_one, 1 / root), (pa.acos, near_one, -1 / root)
     for fn, at, due in (*slopes, (pa.atanh, near_one, 1 / root**2)):
         np.testing.assert_allclose(float(pa.grad(fn)(pa.asarray(at, dtype="float32"))), due, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["isinf", "isfinite"])
+def test_complex_numbers_are_infinite_by_their_parts(name):
+    edges = np.array([0, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32)  # the magnitude of two large ones overflows
+    x = np.array([complex(re, im) for re in edges for im in edges], np.complex64)
+    np.testing.assert_array_equal(getattr(pa, name)(pa.asarray(x)).numpy(), getattr(np, name)(x))
