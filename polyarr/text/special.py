@@ -12,7 +12,7 @@ from polyarr.schema import in_one_line
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MODEL_FILES = ("generation_config.json", "config.json")  # bos_token_id is taken from the first that has it
 _MAX_JSON = 2**27  # bytes
-_MAX_EOS = 1000
+_MAX_IDS = 1000  # of bos and eos
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class SpecialTokens:
     def __post_init__(self) -> None:
         if not all(name in NAMES and isinstance(token, str) for name, token in self.names.items()):
             raise ValueError(f"SpecialTokens: names must be texts, by {', '.join(NAMES)}")
-        object.__setattr__(self, "eos", tuple(dict.fromkeys(self.eos)))
         ids = [*self.eos, *([] if self.bos is None else [self.bos])]
-        if len(ids) > _MAX_EOS or not all(type(number) is int and 0 <= number < 2**31 for number in ids):
-            raise ValueError(f"SpecialTokens: bos and eos must be numbers of tokens, at most {_MAX_EOS:,}")
+        if not all(type(number) is int and 0 <= number < 2**31 for number in ids) or len({*ids}) > _MAX_IDS:
+            raise ValueError(f"SpecialTokens: bos and eos must be ids of tokens, at most {_MAX_IDS:,} different ones")
+        object.__setattr__(self, "eos", tuple(dict.fromkeys(self.eos)))
 
     @classmethod
     def of(cls, tokenizer_config: Mapping[str, Any], *model_configs: Mapping[str, Any]) -> Self:

@@ -172,6 +172,12 @@ def test_a_setting_of_another_type_is_one_line(value, tmp_path):
     assert load_tokenizer(tmp_path).ends == (2,)
 
 
+@pytest.mark.parametrize("saved", [{"eos": [[1]]}, {"eos": [{}]}, {"eos": [True]}, {"eos": [-1]}, {"bos": [1]}])
+def test_saved_ids_of_another_type_are_an_error(saved):
+    with pytest.raises(ValueError, match=r"^SpecialTokens: bos and eos must be ids of tokens"):
+        SpecialTokens.from_dict(saved)
+
+
 def test_the_token_that_begins_a_text_is_that_of_the_first_file_and_all_that_end_one_count():
     found = SpecialTokens.of({"bos_token": "<s>"}, {"eos_token_id": 3}, {"bos_token_id": 4, "eos_token_id": [5, 3]})
     assert found == SpecialTokens({"bos_token": "<s>"}, 4, (3, 5))
