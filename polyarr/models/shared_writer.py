@@ -187,7 +187,8 @@ class SharedWriter(Writer):
         """
         self._begin_texts()
         results = [one for one in self._batch.step() if one.row in self._running]
-        tokens = {one.row: one.token for one in results if one.token is not None}
+        going = {row for row, (call, i) in self._running.items() if call.rows[i].finish is None}  # not only scored
+        tokens = {one.row: one.token for one in results if one.token is not None and one.row in going}
         last = self._last_rows(tokens)
         tokens = {row: token for row, token in tokens.items() if row in self._running}  # whose grammars did not fail
         rows = [call.rows[i] for call, i in (self._running[row] for row in tokens)]
@@ -212,9 +213,16 @@ class SharedWriter(Writer):
         chosen = self._chosen(self._batch.free)
         masks = self._masks(chosen)
         for call, i in chosen:
-            if call.error is None:
-                asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
-                self._running[self._batch.add(call.prompts[i], *asked, masks.get((call, i)))] = call, i
+            if call.error is not None:
+                continue
+            mask = masks.get((call, i))
+            if (call, i) in masks and mask is None:  # nothing may follow the prompt
+                call.rows[i].finish = "stop"
+                if not call.is_scored:
+                    self._add_part(call, Part(i, "", 0, "stop"))
+                    continue
+            asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
+            self._running[self._batch.add(call.prompts[i], *asked, mask)] = call, i
 
     def _chosen(self, count: int) -> list[tuple[Call, int]]:
         """Return up to `count` texts that wait no more, chosen fairly by the tokens that each client has in rows."""
@@ -259,6 +267,8 @@ class SharedWriter(Writer):
             mask = mask if mask is None or isinstance(mask, ValueError) else mask[: self._size]
             if isinstance(mask, np.ndarray) and not mask.any():  # only the end that the tokenizer lacks may follow
                 mask = None
+            if not isinstance(mask, np.ndarray):  # also of a text that never gets a row
+                self.constraints.end(constraints[text])
             if isinstance(mask, ValueError):
                 self._fail(text[0], mask)
             else:

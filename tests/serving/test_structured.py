@@ -19,7 +19,7 @@ from polyarr.serving.answers import Events, whole
 from polyarr.serving.protocol import CompletionRequest, _tools
 from polyarr.serving.server import server_of
 from polyarr.serving.tools import CallReader, Format, ToolCall, Tools
-from polyarr.text import ChatTemplate, SubwordTokenizer, byte_tokenizer
+from polyarr.text import CharTokenizer, ChatTemplate, SubwordTokenizer, byte_tokenizer
 from polyarr.text.constraints import Constraints
 from polyarr.text.grammar import json_rule
 
@@ -270,6 +270,22 @@ def test_a_grammar_that_fails_ends_its_text_alone():
         assert ended == good.constraints  # the worker need not keep it
         jsonschema.validate(json.loads(text), SCHEMA)
         writer.constraints.close()
+
+
+@pytest.mark.parametrize("tokenizer", [byte_tokenizer, lambda: CharTokenizer("abc")], ids=["with an end", "without"])
+def test_a_grammar_of_nothing_ends_a_text_before_its_first_token(tokenizer, on_numpy):
+    tokenizer = tokenizer()
+    writer = SharedWriter(model_of(vocab_size=tokenizer.vocab_size), tokenizer, 2, 256)
+    for how in ({}, {"logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 1}):
+        calls = [writer.begin(["ab"], 20, grammar=grammar, **how) for grammar in ('start: ""', 'start: "a"')]
+        parts = []
+        while not writer.is_idle:
+            parts += writer.step()
+        assert [call.error for call in calls] == [None, None]
+        ends = [next(part for call, part in parts if call is one and part.finish) for one in calls]
+        assert [(part.tokens, part.text, part.finish) for part in ends] == [(0, "", "stop"), (1, "a", "stop")]
+        assert (len(ends[0].logprobs) > 0) == (len(how) == 2)  # those of the prompt
+    writer.constraints.close()
 
 
 def test_texts_go_on_when_the_worker_was_stopped():
