@@ -37,7 +37,7 @@ class CharTokenizer:
     chat = None
 
     def __init__(self, characters: Iterable[str]) -> None:
-        self.characters = "".join(sorted(characters))
+        self.characters = "".join(sorted("".join(characters)))
         if not self.characters or len(set(self.characters)) != len(self.characters):
             raise ValueError("CharTokenizer: characters must be distinct, and at least one")
         if any("\ud800" <= character <= "\udfff" for character in self.characters):

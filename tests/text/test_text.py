@@ -24,6 +24,7 @@ def test_characters_come_back(text):
 
 def test_numbering_does_not_depend_on_order():
     assert CharTokenizer.from_text("banana").characters == "abn" == CharTokenizer("nba").characters
+    assert CharTokenizer(["b", "na"]).characters == "abn"
     assert CharTokenizer.from_text("banana").encode("nab").tolist() == [2, 0, 1]
 
 
