@@ -68,6 +68,8 @@ class Corpus:
         Raises:
             ValueError: The text is empty, or has characters that the tokenizer does not know.
         """
+        if not text:
+            raise ValueError("the text is empty; there must be at least one character")
         tokenizer = tokenizer or CharTokenizer.from_text(text)
         source = Counted(pieces_of(text), tokenizer)
         tokens = np.concatenate(list(source))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyarr.text import Corpus, byte_tokenizer, corpus, prepared, sources, train_bpe
+from polyarr.text import CharTokenizer, Corpus, byte_tokenizer, corpus, prepared, sources, train_bpe
 from polyarr.text.prepared import open_prepared, prepare
 from polyarr.text.sources import find_files
 from polyarr.text.tokens import TokenFile
@@ -170,9 +170,10 @@ def test_validation_begins_with_a_text_if_one_begins_soon():
     assert corpus.validation_start(tokens, 0.1, 910) == 900 and corpus.validation_start(tokens, 0.5, 520) == 521
 
 
-def test_an_empty_text_makes_no_corpus():
-    with pytest.raises(ValueError, match="at least one"):
-        Corpus.of_text("")
+@pytest.mark.parametrize("tokenizer", [None, CharTokenizer("a")])
+def test_an_empty_text_makes_no_corpus(tokenizer):
+    with pytest.raises(ValueError, match=r"^the text is empty; there must be at least one character$"):
+        Corpus.of_text("", tokenizer)
 
 
 def test_a_corpus_that_is_too_short_says_how_long_it_must_be():
