@@ -6,7 +6,7 @@ import os
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from polyarr import random
@@ -245,9 +245,7 @@ def compile(
     options = {"constants": _names("constants", constants), "donate": _names("donate", donate)}
     if fn is None:
         return functools.partial(compile, captures=captures, **options)
-    if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TypeError(f"compile: {shown(fn)} is no plain function; what runs later cannot be captured")
-    known = inspect.signature(fn).parameters
+    known = parameters_of("compile", fn)
     anything = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option, names in options.items():
         if unknown := [] if anything else sorted(names - known.keys()):
@@ -256,6 +254,16 @@ def compile(
     if hasattr(type(owner), "tree_children") and captures is not owner:
         captures = (owner, captures)
     return Compiled(fn, options["constants"], captures, options["donate"])
+
+
+def parameters_of(transform: str, fn: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function by name; raise TypeError if it cannot be captured."""
+    if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TypeError(f"{transform}: {shown(fn)} is no plain function; what runs later cannot be captured")
+    try:
+        return inspect.signature(fn).parameters
+    except ValueError:  # of some functions written in C
+        raise TypeError(f"{transform}: {name_of(fn)} has no signature; wrap it in a function with parameters") from None
 
 
 def _names(option: str, given: str | Iterable[str]) -> frozenset[str]:

@@ -1,6 +1,5 @@
 """polyarr.fused: a function whose value and gradient are captured, each fused into as few kernels as possible."""
 
-import inspect
 import types
 from collections.abc import Callable
 from functools import partial, update_wrapper
@@ -12,7 +11,7 @@ from polyarr.autograd.arguments import carries_gradient
 from polyarr.autograd.transforms import joined
 from polyarr.capture.arguments import alias_pattern, difference, flatten
 from polyarr.capture.captured import backend_of, name_of
-from polyarr.capture.compile import Compiled, Signature
+from polyarr.capture.compile import Compiled, Signature, parameters_of
 from polyarr.capture.derivative import Derivative, RunnableProgram, derivative, impure, replayed
 from polyarr.core import watch
 from polyarr.core.array import Array
@@ -21,7 +20,7 @@ from polyarr.core.current import CaptureContext, capturing, current_level
 from polyarr.core.number import Number
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.record import as_read
-from polyarr.core.spec import Spec, shown
+from polyarr.core.spec import Spec
 from polyarr.core.tape import is_pulled_once, reads, records
 
 P = ParamSpec("P")
@@ -50,8 +49,7 @@ class FusedFunction(Generic[P, R]):
     """
 
     def __init__(self, fn: Callable[P, R]) -> None:
-        if not callable(fn) or inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-            raise TypeError(f"fused: {shown(fn)} is no plain function; what runs later cannot be captured")
+        parameters_of("fused", fn)
         update_wrapper(self, fn)
         self.fn, self._compiled = fn, _Pure(fn)
         self._derivatives: dict[Any, Derivative] = {}

@@ -498,6 +498,9 @@ def test_what_cannot_be_compiled():
     for fn in (later, many, 3):
         with pytest.raises(TypeError, match="is no plain function; what runs later cannot be captured"):
             pa.compile(fn)
+    for transform in (pa.compile, pa.fused):
+        with pytest.raises(TypeError, match=rf"^{transform.__name__}: max has no signature; wrap it in a function "):
+            transform(max)
     with pytest.raises(TypeError, match=r"^compile: donate names 'y'; <lambda> takes x$"):
         pa.compile(lambda x: x, donate="y")
     with pytest.raises(pa.CaptureError, match=r"an argument is a numpy.ndarray; it must be a polyarr array"):
