@@ -84,7 +84,7 @@ def command(
         *(["-p", "xdist.plugin", "-n", str(jobs)] if jobs > 1 else []),
     ]  # fmt: skip
     if is_list:
-        jobs, arguments = 1, [a for a in arguments if a not in REPORTING] + ["--collect-only", "-p", "no:terminal"]
+        arguments = [a for a in arguments if a not in REPORTING] + ["--collect-only", "-p", "no:terminal"]
     with _alone():
         code = importlib.import_module("pytest").main(arguments, plugins=[_Names()] if is_list else None)
     if code == NO_CASES and expression:
