@@ -304,8 +304,8 @@ def attention(
 # ---- images ------------------------------------------------------------------------------------------------------
 
 
-def full(x: Any) -> Any:
-    """Return x, if it has elements: Keras leaves empty images to its backend, and PyTorch refuses them."""
+def nonempty(x: Any) -> Any:
+    """Return x; raise Absent if it is empty: Keras leaves empty images to its backend, and PyTorch refuses them."""
     if 0 in x.shape:
         raise Absent
     return x
@@ -321,7 +321,7 @@ def conv(
     """Return the convolution; Keras's channels of the output are the last axis of the weight."""
     if max(stride) > 1 and max(dilation) > 1:
         raise Absent
-    kernel = K.moveaxis(full(weight), 0, -1)
+    kernel = K.moveaxis(nonempty(weight), 0, -1)
     y = K.conv(padded(x, padding), kernel, stride, "valid", "channels_last", dilation)
     return ACTIVATIONS[activation](y if bias is None else y + like_x(y, bias)[0])
 
@@ -333,7 +333,7 @@ def conv_transpose(
     is_short = any(k < s for k, s in zip(weight.shape[1:-1], stride, strict=True))
     if groups > 1 or any(output_padding) or max(dilation) > 1 or is_short:
         raise Absent
-    y = K.conv_transpose(full(x), K.moveaxis(full(weight), 0, -1), stride, "valid", None, "channels_last")
+    y = K.conv_transpose(nonempty(x), K.moveaxis(nonempty(weight), 0, -1), stride, "valid", None, "channels_last")
     inside = (slice(before, n - after) for n, (before, after) in zip(y.shape[1:-1], padding, strict=True))
     y = y[(slice(None), *inside)]
     return y if bias is None else y + like_x(y, bias)[0]
@@ -342,7 +342,7 @@ def conv_transpose(
 def max_pool(x: Any, *, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
     if any(n for pair in padding for n in pair) or max(dilation) > 1 or ceil_mode:
         raise Absent
-    return K.max_pool(full(x), kernel, stride, "valid", "channels_last")
+    return K.max_pool(nonempty(x), kernel, stride, "valid", "channels_last")
 
 
 def mean_pool(
@@ -350,18 +350,18 @@ def mean_pool(
 ) -> Any:
     if ceil_mode or divisor is not None or (not count_include_pad and any(n for pair in padding for n in pair)):
         raise Absent
-    return K.average_pool(padded(full(x), padding), kernel, stride, "valid", "channels_last")
+    return K.average_pool(padded(nonempty(x), padding), kernel, stride, "valid", "channels_last")
 
 
 def adaptive_mean_pool(x: Any, *, shape: tuple) -> Any:
-    return K.adaptive_average_pool(full(x), shape, "channels_last")
+    return K.adaptive_average_pool(nonempty(x), shape, "channels_last")
 
 
 def interpolate(x: Any, *, shape: Any, scale: Any, mode: str, align_corners: bool) -> Any:
     """Return images resized; of Keras's modes, only bilinear means the same."""
     if x.ndim != 4 or scale or mode != "linear" or align_corners:
         raise Absent
-    return K.cast(K.image.resize(full(x), shape, "bilinear", data_format="channels_last"), x.dtype)
+    return K.cast(K.image.resize(nonempty(x), shape, "bilinear", data_format="channels_last"), x.dtype)
 
 
 # ---- matrices and Fourier transforms -----------------------------------------------------------------------------

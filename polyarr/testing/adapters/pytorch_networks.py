@@ -43,12 +43,13 @@ def batch_norm(x: Tensor, weight: Any, bias: Any, *, eps: float, activation: Any
     return ACTIVATIONS[activation](y).reshape(x.shape), mean, variance
 
 
-def first(x: Tensor) -> Tensor:
+def channels_first(x: Tensor) -> Tensor:
     """Return x with the channels as its second axis, as PyTorch has them."""
     return x.movedim(-1, 1)
 
 
-def last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
+    """Return x with the channels as its last axis, as polyarr has them."""
     return x.movedim(1, -1)
 
 
@@ -60,11 +61,12 @@ def batch_norm_inference(x: Tensor, mean: Tensor, variance: Tensor, weight: Any,
 
 
 def group_norm(x: Tensor, weight: Any, bias: Any, *, groups: int, eps: float) -> Tensor:
-    return last(F.group_norm(first(x), groups, *like_x(x, weight, bias), eps))
+    return channels_last(F.group_norm(channels_first(x), groups, *like_x(x, weight, bias), eps))
 
 
 def instance_norm(x: Tensor, weight: Any, bias: Any, *, eps: float) -> Tensor:
-    return last(torch.instance_norm(first(x), *like_x(x, weight, bias), None, None, True, 0.0, eps, False))
+    y = torch.instance_norm(channels_first(x), *like_x(x, weight, bias), None, None, True, 0.0, eps, False)
+    return channels_last(y)
 
 
 def mse(x: Tensor, y: Tensor) -> Tensor:
@@ -114,11 +116,11 @@ MEAN_POOL = by_rank(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)
 ADAPTIVE = by_rank(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)
 
 
-def full(x: Tensor) -> Tensor:
-    """Return x with the channels as its second axis, if it has elements: PyTorch's pools refuse others."""
+def nonempty(x: Tensor) -> Tensor:
+    """Return x; raise Absent if it is empty, which PyTorch's pools refuse."""
     if not x.numel():
         raise Absent
-    return first(x)
+    return x
 
 
 def symmetric(padding: tuple) -> tuple[int, ...]:
@@ -131,11 +133,11 @@ def symmetric(padding: tuple) -> tuple[int, ...]:
 def conv(
     x: Tensor, weight: Tensor, bias: Any, *, stride: Any, padding: Any, dilation: Any, groups: int, activation: Any
 ) -> Tensor:
-    x = first(x)
+    x = channels_first(x)
     if any(before != after for before, after in padding):
         x, padding = F.pad(x, [n for pair in reversed(padding) for n in pair]), ((0, 0),) * len(padding)
-    y = CONV(x)(x, first(weight), *like_x(x, bias), stride, symmetric(padding), dilation, groups)
-    return last(ACTIVATIONS[activation](y))
+    y = CONV(x)(x, channels_first(weight), *like_x(x, bias), stride, symmetric(padding), dilation, groups)
+    return channels_last(ACTIVATIONS[activation](y))
 
 
 def conv_transpose(
@@ -146,16 +148,17 @@ def conv_transpose(
     if not weight.numel():
         raise Absent  # PyTorch refuses filters without channels
     y = CONV_TRANSPOSE(x)(
-        first(x), first(weight), *like_x(x, bias), stride, symmetric(padding), output_padding, groups, dilation
+        channels_first(x), channels_first(weight), *like_x(x, bias), stride, symmetric(padding), output_padding, groups,
+        dilation,
     )
-    return last(y)
+    return channels_last(y)
 
 
 def max_pool(x: Tensor, *, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Tensor:
     around = symmetric(padding)
     if any(2 * n > k for n, k in zip(around, kernel, strict=True)):
         raise Absent  # PyTorch pads by half a window at most
-    return last(MAX_POOL(x)(full(x), kernel, stride, around, dilation, ceil_mode))
+    return channels_last(MAX_POOL(x)(channels_first(nonempty(x)), kernel, stride, around, dilation, ceil_mode))
 
 
 def mean_pool(
@@ -165,20 +168,22 @@ def mean_pool(
     if any(2 * n > k for n, k in zip(around, kernel, strict=True)) or (divisor is not None and x.ndim == 3):
         raise Absent
     more = () if x.ndim == 3 else (divisor,)
-    return last(MEAN_POOL(x)(full(x), kernel, stride, around, ceil_mode, count_include_pad, *more))
+    y = MEAN_POOL(x)(channels_first(nonempty(x)), kernel, stride, around, ceil_mode, count_include_pad, *more)
+    return channels_last(y)
 
 
 def adaptive_mean_pool(x: Tensor, *, shape: tuple) -> Tensor:
-    return last(ADAPTIVE(x)(full(x), shape))
+    return channels_last(ADAPTIVE(x)(channels_first(nonempty(x)), shape))
 
 
 def interpolate(x: Tensor, *, shape: Any, scale: Any, mode: str, align_corners: bool) -> Tensor:
+    images = channels_first(nonempty(x))
     if mode == "nearest":
-        return last(F.interpolate(full(x), None if scale else shape, scale))
+        return channels_last(F.interpolate(images, None if scale else shape, scale))
     if mode == "cubic" and x.ndim != 4:
         raise Absent
     named = "bicubic" if mode == "cubic" else ("linear", "bilinear", "trilinear")[x.ndim - 3]
-    return last(F.interpolate(full(x), None if scale else shape, scale, named, align_corners))
+    return channels_last(F.interpolate(images, None if scale else shape, scale, named, align_corners))
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
