@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from polyarr import tree
-from polyarr.testing.shaped import MATRICES
+from polyarr.testing.shaped import SHAPED_VALUES
 from polyarr.testing.strategies import Data, Sample
 
 DRAWN = 4096  # elements drawn to estimate the magnitudes of a rule of values
@@ -49,7 +49,7 @@ def note(sample: Sample) -> None:
 @lru_cache(maxsize=1024)
 def _magnitudes(data: Data) -> tuple[float, float]:
     """Return the smallest nonzero and the largest finite magnitude of an array."""
-    if data.values in MATRICES:
+    if data.values in SHAPED_VALUES:
         data = replace(data, shape=(64, DRAWN // 64))
     with np.errstate(all="ignore"):
         found = np.abs(data.wide()).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Rules of values that depend on an array's shape: well-conditioned matrices, and constant rows."""
+"""Rules of values that depend on an array's shape: well-conditioned matrices, constant rows, and branch cuts."""
 
 import numpy as np
 
@@ -57,8 +57,8 @@ def _cuts(rng: np.random.Generator, shape: tuple, dtype: np.dtype) -> np.ndarray
     return np.resize(parts, (*shape, 2)).view(np.complex128)[..., 0]
 
 
-# Rules that need the array's shape and dtype, by name.
-MATRICES = {
+# Rules that need the array's shape and dtype, by name; those of strategies.VALUES fill any number of elements.
+SHAPED_VALUES = {
     "regular": _regular, "definite": _definite, "cuts": _cuts, "even rows": _even_rows, "odd rows": _odd_rows,
     "masked rows": lambda rng, shape, dtype: np.minimum(_odd_rows(rng, shape, dtype), 1e30),
 }  # fmt: skip

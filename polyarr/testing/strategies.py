@@ -21,7 +21,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.spec import COMPLEX, DTYPES, FLOATS, INEXACT, Spec, as_dtype, real_of
 from polyarr.creation import finfo
 from polyarr.testing.layouts import LAYOUTS, REPEATING, first_slice
-from polyarr.testing.shaped import MATRICES, OF_COMPLEX
+from polyarr.testing.shaped import OF_COMPLEX, SHAPED_VALUES
 from polyarr.testing.sweeps import corners, quiet, sweep, with_nans
 
 # Lengths around 32 catch kernels that forget the last partial tile; 1 and 0 those that divide by n - 1 or by n. Every
@@ -136,7 +136,7 @@ VALUES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "lone -inf": _lone(-np.inf),
 }
 
-ORDINARY = {*VALUES, *MATRICES, "mixed", "special", "edges"} - {
+ORDINARY = {*VALUES, *SHAPED_VALUES, "mixed", "special", "edges"} - {
     "distinct",
     "hidden",
 }  # values without a meaning of their own, unlike indices, masks and targets
@@ -241,7 +241,7 @@ class Data:
     Attributes:
         shape: Shape of the array.
         dtype: Name of its dtype.
-        values: Rule for the values: a key of VALUES or MATRICES, or "mixed", "special", "edges", "sweep",
+        values: Rule for the values: a key of VALUES or SHAPED_VALUES, or "mixed", "special", "edges", "sweep",
             "quiet sweep", "corners", "spread", "index", "unique", "below", "ignored", "none", "targets", "wrong",
             "no class", "mask". "normal beside special" means normal values with special ones far apart; the keys of
             BESIDE work in the same way.
@@ -315,8 +315,8 @@ class Data:
             return found.astype(dtype)
         if dtype.kind == "b":
             return rng.random(size) < 0.5
-        if self.values in MATRICES and size:
-            found = MATRICES[self.values](rng, self.shape, dtype).reshape(-1)
+        if self.values in SHAPED_VALUES and size:
+            found = SHAPED_VALUES[self.values](rng, self.shape, dtype).reshape(-1)
         else:
             found = VALUES.get(self.values, VALUES["normal"])(rng, size)
         if dtype in INEXACT:
@@ -492,7 +492,7 @@ def datas(
     limit: int = 0,
 ) -> SearchStrategy[Data]:
     """Return the strategy for one array input. Distinct values and matrices are not broadcast: it repeats them."""
-    if {"distinct", *MATRICES} & {*values}:
+    if {"distinct", *SHAPED_VALUES} & {*values}:
         layouts = tuple(layout for layout in layouts if layout not in REPEATING)
     return st.builds(
         Data,

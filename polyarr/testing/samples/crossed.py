@@ -10,7 +10,7 @@ from polyarr.testing.samples.entry import Entry, is_narrow
 from polyarr.testing.samples.huge import huge
 from polyarr.testing.samples.large import large
 from polyarr.testing.samples.numbers import UNFIT, WIDE
-from polyarr.testing.shaped import MATRICES
+from polyarr.testing.shaped import SHAPED_VALUES
 from polyarr.testing.strategies import VALUES, Data, Sample
 
 # Ops whose results lose digits with inputs around 100 even in a correct float32 kernel.
@@ -30,7 +30,7 @@ def in_other_dtypes(op: Op, entry: Entry, template: Sample) -> Iterator[Sample]:
     for dtype in (d for d in entry.dtypes if d != entry.usual and not _is_unfit(op, d)):
         changed = template.with_dtype(dtype, entry.usual)
         count = (None, SHARED) if is_narrow(dtype) else (1, 1)
-        count = (None, 0) if any(d.values in MATRICES for d in _arrays(template)) else count
+        count = (None, 0) if any(d.values in SHAPED_VALUES for d in _arrays(template)) else count
         yield from itertools.islice(large(op, changed), count[0])
         yield from itertools.islice(huge(op, changed), count[1])
         if dtype in WIDE and op not in UNFIT:
@@ -39,7 +39,7 @@ def in_other_dtypes(op: Op, entry: Entry, template: Sample) -> Iterator[Sample]:
 
 def with_other_values(op: Op, entry: Entry, template: Sample) -> Iterator[Sample]:
     """Yield some large and huge calls with inputs around 100, ties, few nonzeros, and one nan or infinity."""
-    if entry.usual != "float32" or any(d.values in MATRICES for d in _arrays(template)):
+    if entry.usual != "float32" or any(d.values in SHAPED_VALUES for d in _arrays(template)):
         return
     everywhere = [v for v in ("offset", "ties", "sparse") if not (v == "offset" and op in NO_OFFSET)]
     for call in (*large(op, template)[:SHARED], *huge(op, template)[:1]):
