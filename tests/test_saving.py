@@ -148,6 +148,9 @@ def test_what_cannot_be_loaded(on_numpy: Backend, tmp_path: Path) -> None:
         pa.load(tmp_path)
     with pytest.raises(TypeError, match=r"^load: path is None; it must be a str"):
         pa.load(None)
+    pa.save(tmp_path / "w", pa.ones(2))
+    with pytest.raises(TypeError, match=r"^a backend is given by name or as a Backend, not as 3$"):
+        pa.load(tmp_path / "w", device=3)  # type: ignore[arg-type]
     header = b'{"w":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}'
     (tmp_path / "x").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
     with pytest.raises(DtypeError, match=r"x: w is of F8_E4M3; polyarr has bool"):

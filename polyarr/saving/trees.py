@@ -11,6 +11,7 @@ import numpy as np
 from polyarr import creation, tree
 from polyarr.core.array import Array, values_of
 from polyarr.core.backend import Backend
+from polyarr.core.current import get_backend
 from polyarr.core.errors import DtypeError
 from polyarr.core.spec import DTYPES, described, shown
 from polyarr.saving.tensor_file import CODES, TensorFile, source_of, write_arrays
@@ -72,12 +73,13 @@ def load(path: str | os.PathLike[str], *, device: str | Backend | None = None) -
         OSError: The file cannot be read.
         ValueError: The file is damaged or not a safetensors file.
         DtypeError: polyarr or the backend lacks a dtype of the file.
+        TypeError: `device` is neither a name nor a Backend.
     """
-    source = _path("load", path)
+    source, backend = _path("load", path), get_backend(device)  # an error of `device` is none of the file
     try:
         file = TensorFile(source)
         structure = file.metadata.get(_TREE)
-        found = {name: creation.asarray(_host(file, name), device=device) for name in file.entries}
+        found = {name: creation.asarray(_host(file, name), device=backend) for name in file.entries}
         plain = found if structure is None else _tree(json.loads(structure), found)
     except DtypeError:
         raise
