@@ -12,6 +12,7 @@ from polyarr.core.keywords import explained
 from polyarr.core.number import user_location
 from polyarr.core.spec import bool as bool_
 from polyarr.core.spec import described
+from polyarr.creation import asarray
 from polyarr.ops.validation import whole
 
 
@@ -64,7 +65,7 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -
     """Call body on a state for as long as cond of it is true.
 
     The condition is read at every step, so a compiled function cannot contain the loop. Under vmap the loop runs until
-    it ends for all examples; one that has ended keeps its state.
+    it ends for all examples; one that has ended keeps its state. Numbers of the state are arrays then.
 
     Args:
         cond: Function of the state that returns a bool array without axes, or a Python bool.
@@ -86,9 +87,10 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -
     check_callable("while_loop", cond)
     check_callable("while_loop", body)
     while _is_true(going := cond(carry)):
-        after = body(carry)
-        _check_carry("while_loop", carry, after)
         is_choice = type(going) is Array and current_level() is not None
+        carry = tree.map(_as_array, carry) if is_choice else carry  # a number may come to differ between the examples
+        after = tree.map(_as_array, body(carry)) if is_choice else body(carry)
+        _check_carry("while_loop", carry, after)
         carry = _chosen(going, after, carry) if is_choice else after
     return carry
 
@@ -145,6 +147,10 @@ def _is_any(going: Array) -> bool:
     found = level.inner(going)
     with level.outside():
         return _is_any(ops.any(found.array) if found.is_mapped else found.array)
+
+
+def _as_array(leaf: Any) -> Any:
+    return asarray(leaf) if type(leaf) in (bool, int, float, complex) else leaf
 
 
 def _chosen(going: Array, after: Any, before: Any) -> Any:

@@ -77,6 +77,8 @@ def test_while_loop(backend: Backend) -> None:
     assert (value.item(), steps.item()) == (96.0, 5)
     found = pa.vmap(lambda x: pa.while_loop(cond, body, (x, pa.asarray(0))))(pa.asarray([3.0, 100.0, 30.0]))
     assert [a.tolist() for a in found] == [[96.0, 100.0, 60.0], [5, 0, 1]]
+    found = pa.vmap(lambda x: pa.while_loop(cond, body, (x, 0)))(pa.asarray([3.0, 100.0, 30.0]))
+    assert [a.tolist() for a in found] == [[96.0, 100.0, 60.0], [5, 0, 1]]
     slope = pa.vmap(pa.grad(lambda x: pa.while_loop(cond, body, (x, 0))[0]))(pa.asarray([3.0, 100.0, 30.0]))
     assert slope.tolist() == [32.0, 1.0, 2.0]
     assert pa.while_loop(lambda n: n < 3, lambda n: n + 1, 0) == 3
