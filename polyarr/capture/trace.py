@@ -24,7 +24,7 @@ from polyarr.core.spec import Spec
 from polyarr.ops.create import fill
 
 MAX_FOLDED_SIZE = 2**20  # elements of a result that is folded because it depends on constants only
-COPY = "again"  # part of an identity step, see CaptureContext.copy; the passes remove all of them
+COPY = "copy"  # part of an identity step, see CaptureContext.copy; the passes remove all of them
 
 
 class TracedBuffer:
