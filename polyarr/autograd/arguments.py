@@ -51,7 +51,7 @@ def check_given(asked: str, args: list, wanted: tuple[int, ...]) -> None:
     for i in wanted:
         if not -len(args) <= i < len(args):
             given = f"argnums names argument {i} of {len(args)} that were given by position"
-            raise GradientError(f"{asked}: {given}; what is differentiated must be given so, not by name")
+            raise GradientError(f"{asked}: {given}; give what is differentiated by position, not by name")
     if len({i % len(args) for i in wanted}) < len(wanted):
         raise GradientError(f"{asked}: argnums is {wanted} for {len(args)} arguments; it must name each at most once")
 

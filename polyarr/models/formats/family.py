@@ -247,10 +247,12 @@ def _is_size(name: str, value: Any) -> bool:
 
 
 def _head_size(size: Any, sizes: Mapping[str, Any]) -> Any:
+    """Return the size of a head: the given one, or for None hidden_size / num_attention_heads."""
     emb_dim, n_heads = sizes["emb_dim"], sizes["n_heads"]
     if size is None:
         if type(emb_dim) is not int or type(n_heads) is not int or n_heads < 1 or emb_dim % n_heads:
-            raise ValueError(f"its hidden_size is {emb_dim!r}, num_attention_heads is {n_heads!r}; it must divide it")
+            given = f"its hidden_size is {emb_dim!r}, num_attention_heads is {n_heads!r}"
+            raise ValueError(f"{given}; it must divide hidden_size")
         size = emb_dim // n_heads
     return size
 
