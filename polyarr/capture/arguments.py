@@ -75,7 +75,7 @@ def has_aliases(inputs: Inputs, aliases: tuple[int, ...] | None) -> bool:
 
 
 def is_input(leaf: Any, scalars_are_inputs: bool) -> bool:
-    """Return whether `flatten` appends a leaf to `inputs`."""
+    """Return whether `flatten` appends a leaf to `inputs`, of a call that is not within a capture."""
     return type(leaf) is Array or (scalars_are_inputs and type(leaf) in (int, float))
 
 

@@ -202,7 +202,7 @@ def fused(fn: Callable[P, R]) -> FusedFunction[P, R]:
     as few bytes as possible, and its gradient as a backward program, which computes elementwise steps again instead of
     reading them. Both are captured at the first call with arguments of each signature. Also a decorator.
 
-    Gradients have the bits of those of the function by itself. Where an array is an argument twice, or is used outside
+    Gradients have the bits of those of the plain function. Where an array is an argument twice, or is used outside
     of the function as well, its gradient adds up in another order, as with `checkpoint`.
 
     Args:

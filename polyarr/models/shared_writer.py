@@ -21,7 +21,7 @@ class Call:
         client: Name of the caller, among whose calls rows are shared out.
         left: Number of texts that are not complete.
         has_begun: True if a text has a row, or had one.
-        error: The reason why they never will be, or None.
+        error: Error of the call's grammar, after which its texts never become complete; None if there is none.
     """
 
     error: ValueError | None = None

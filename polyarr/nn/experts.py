@@ -108,7 +108,7 @@ class MixtureOfExperts(Module):
             (up + 1) in place of activation(gate) * up: gate is at most the limit, up from -limit to limit. None for no
             limit, and the activation.
         init: Initializer of router, gate and up; None for normal(0.02).
-        out_init: Initializer of down.
+        out_init: Initializer of down; None for normal(0.02).
 
     Raises:
         ValueError: per_token is not from 1 to experts, there is no such activation, or swiglu_limit is not positive.

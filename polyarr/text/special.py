@@ -88,7 +88,7 @@ def special_tokens_of(folder: Path) -> SpecialTokens:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the dict in a JSON file beside a model or tokenizer, or an empty one if there is no such file.
+    """Return the dict in a JSON file beside a model or tokenizer; an empty one if the file is missing or has no dict.
 
     Raises:
         OSError: The file cannot be read.
