@@ -37,7 +37,8 @@ def scan(
         Tuple (carry, ys): the last state, and the values y stacked along a new axis 0.
 
     Raises:
-        ShapeError: The lengths differ, there is none, or body changes the structure, a shape or a dtype of the carry.
+        ShapeError: The lengths differ, there is none, body changes the structure, a shape or a dtype of the carry, or
+            returns a y without the structure and shape of the others, or with a leaf that is no array.
         GradientError: body is no function, or does not return a tuple of two.
 
     Examples:
@@ -56,6 +57,7 @@ def scan(
         after, found[i] = two_values(value, "scan: body", "(carry, y)")
         _check_carry("scan", carry, after)
         carry = after
+    _check_values(found)
     stacked = [ops.stack([*each], axis=0) for each in zip(*map(tree.leaves, found), strict=True)]
     return carry, tree.unflatten(found[0], stacked)
 
@@ -113,7 +115,18 @@ def _no_values(body: Callable, carry: Any, xs: Any) -> Any:
     """Return the values y of no step: arrays of length 0, shaped as body makes them from zeros."""
     blank = tree.map(lambda a: ops.fill(0, a, shape=a.shape[1:], dtype=a.dtype), xs)
     _, y = two_values(body(carry, blank), "scan: body", "(carry, y)")
+    _check_values([y])
     return tree.map(lambda a: ops.fill(0, a, shape=(0, *a.shape), dtype=a.dtype), y)
+
+
+def _check_values(found: list[Any]) -> None:
+    """Raise ShapeError unless the values y of all steps are trees of arrays, and of one structure."""
+    first = [path for path, _ in tree.items(found[0])]
+    for y in found:
+        if wrong := [leaf for leaf in tree.leaves(y) if type(leaf) is not Array]:
+            raise ShapeError(f"scan: body returned {described(wrong[0])} in y; it must return arrays")
+        if [path for path, _ in tree.items(y)] != first:
+            raise ShapeError("scan: body returned trees y that differ in structure; it must return one structure")
 
 
 def _check_carry(loop: str, before: Any, after: Any) -> None:
