@@ -147,6 +147,8 @@ def _constant_key(value: Any) -> Any:
     kind = type(value)
     if kind is list or kind is tuple:
         return (kind, *map(_constant_key, value))
+    if kind is frozenset:
+        return kind, frozenset(map(_constant_key, value))
     if kind is dict:
         return (dict, *((_constant_key(name), _constant_key(member)) for name, member in value.items()))
     if isinstance(value, (float, complex, np.generic)):

@@ -75,6 +75,11 @@ def test_constants_that_are_equal_have_their_own_signs_of_zero(constants):
         assert bits(both(x)) == bits([pa.add(x, c) for c in constants])
 
 
+def test_sets_of_numbers_have_the_kinds_of_their_numbers():
+    fn, x = pa.compile(lambda x, numbers: x * sum(type(n) is float for n in numbers)), pa.ones((1,))
+    assert [fn(x, frozenset(numbers)).item() for numbers in ([1], [1.0], [1.0, 2.0], [2, 1])] == [0, 1, 2, 0]
+
+
 def test_keys_that_are_numbers_belong_to_their_dict():
     def lengths(trees):
         return [a * len(each) for each in trees if isinstance(each, dict)]
