@@ -53,6 +53,8 @@ LAYOUTS = ("reversed", "stepped", "offset")
 ROWS, CHANNELS = 4096, 8
 MAY_BE_WIDER = {ops.layer_norm: 1, ops.rms_norm: 1, ops.linear: 2}  # the first input that may be wider than x
 FEW = ("half of zeros", "with one nan", "that repeats its first row")  # for ops whose gradient consists of other ops
+# Substitution keeps nan out of rows that do not depend on it, where elimination, the reference, spreads it to all.
+SUBSTITUTED = (ops.cholesky, ops.solve_triangular)
 
 
 def _of_many_rows(op: Op, dtype: str) -> Iterator[Sample]:
@@ -101,7 +103,7 @@ def check_cotangents(op: Op, backend: Backend, sample: Sample) -> None:
         return
     usual = {name: largest(g) for name, g in _gradients(op, reference(), sample, None, True).items()}
     has_own = isinstance(backend.kernels.get(op), Fused)
-    for what in COTANGENTS if has_own else FEW:
+    for what in [w for w in (COTANGENTS if has_own else FEW) if w != "with one nan" or op not in SUBSTITUTED]:
         _agree(op, backend, sample, what, COTANGENTS[what], usual)
     for layout in LAYOUTS if has_own else LAYOUTS[:1]:
         _agree(op, backend, replace(sample, g=layout), f"that is {layout}", None, usual)

@@ -232,6 +232,7 @@ DEFINED: dict[Op, tuple[tuple[Callable, ...], Callable[..., Equations]]] = {
     ops.slogdet: ((_squares, _singular), _of_slogdet),
     ops.det: ((_squares, _singular), lambda x, d: iter([("the determinant", d, np.linalg.det(x))])),
     ops.solve: ((_squares,), lambda x, y: iter([("x y", x @ y, _right_side(x))])),
+    ops.solve_triangular: ((_definite,), lambda x, y: iter([("x y", np.tril(x) @ y, _right_side(x))])),
     ops.inv: ((_squares,), lambda x, y: iter([("x y", x @ y, np.eye(len(x)))])),
     ops.pinv: ((_squares, _degenerate, _rectangles), _of_pinv),
 }
@@ -256,8 +257,10 @@ def check_defined(op: Op, backend: Backend, sample: Sample) -> None:
         for host in (*hosts, *stacks):
             x = polyarr.asarray(host.astype(dtype), device=backend)
             wide = x.numpy().astype(WIDE[dtype])
-            more = {ops.solve: (polyarr.asarray(_right_side(wide).astype(dtype), device=backend),), ops.pinv: (1e-4,)}
-            found = values(label_of(op, backend), op(x, *more.get(op, ())))
+            sides = polyarr.asarray(_right_side(wide).astype(dtype), device=backend)
+            more = {ops.solve: (sides,), ops.solve_triangular: (sides,), ops.pinv: (1e-4,)}.get(op, ())
+            params = {"upper": False} if op is ops.solve_triangular else {}
+            found = values(label_of(op, backend), op(x, *more, **params))
             results = [wide, *(a.astype(WIDE[a.dtype]) for a in found)]
             for each in zip(*results, strict=True) if host.ndim == 3 else [results]:
                 given = f"{'a stack with ' * (host.ndim == 3)}{dtype.name}{each[0].tolist()}"

@@ -243,7 +243,7 @@ def interpolate(
         if mode == "nearest":
             x = np.take(x, [min(math.floor(i * step + 1e-9), n - 1) for i in range(m)], axis)
             continue
-        if mode == "cubic":
+        if mode in ("cubic", "bicubic"):
             x = np.tensordot(_cubic_weights(n, m, step, align_corners), x, (1, axis))
             x = np.moveaxis(x, 0, axis)
             continue
