@@ -90,8 +90,9 @@ def while_loop(cond: Callable[..., Any], body: Callable[..., Any], carry: Any) -
     check_callable("while_loop", body)
     while _is_true(going := cond(carry)):
         is_choice = type(going) is Array and current_level() is not None
-        carry = tree.map(_as_array, carry) if is_choice else carry  # a number may come to differ between the examples
-        after = tree.map(_as_array, body(carry)) if is_choice else body(carry)
+        after = body(carry)
+        if is_choice:  # a number may come to differ between the examples
+            carry, after = (_as_arrays(state, going) for state in (carry, after))
         _check_carry("while_loop", carry, after)
         carry = _chosen(going, after, carry) if is_choice else after
     return carry
@@ -162,8 +163,9 @@ def _is_any(going: Array) -> bool:
         return _is_any(ops.any(found.array) if found.is_mapped else found.array)
 
 
-def _as_array(leaf: Any) -> Any:
-    return asarray(leaf) if type(leaf) in (bool, int, float, complex) else leaf
+def _as_arrays(state: Any, like: Array) -> Any:
+    """Return a state whose numbers are arrays on the backend of another array."""
+    return tree.map(lambda a: asarray(a, device=like.backend) if type(a) in (bool, int, float, complex) else a, state)
 
 
 def _chosen(going: Array, after: Any, before: Any) -> Any:
