@@ -109,7 +109,7 @@ class World:
                 they are.
 
         Returns:
-            Tree like `given`, equal on all ranks.
+            Tree like `given`, equal on all ranks; of one rank `given` itself.
 
         Raises:
             ValueError: `op` or `wire` is invalid, or the trees of the ranks differ in names, shapes or dtypes (on all
