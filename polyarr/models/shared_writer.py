@@ -214,11 +214,13 @@ class SharedWriter(Writer):
         masks = self._masks(chosen)
         for call, i in chosen:
             if call.error is not None:
+                self._forget(call, i)
                 continue
             mask = masks.get((call, i))
             if (call, i) in masks and mask is None:  # nothing may follow the prompt
                 call.rows[i].finish = "stop"
                 if not call.is_scored:
+                    self._forget(call, i)
                     self._add_part(call, Part(i, "", 0, "stop"))
                     continue
             asked = call.how, call.seeds[i], None if call.top is None else max(call.top, 1), call.is_scored
@@ -267,8 +269,6 @@ class SharedWriter(Writer):
             mask = mask if mask is None or isinstance(mask, ValueError) else mask[: self._size]
             if isinstance(mask, np.ndarray) and not mask.any():  # only the end that the tokenizer lacks may follow
                 mask = None
-            if not isinstance(mask, np.ndarray):  # also of a text that never gets a row
-                self.constraints.end(constraints[text])
             if isinstance(mask, ValueError):
                 self._fail(text[0], mask)
             else:
@@ -284,7 +284,10 @@ class SharedWriter(Writer):
         self._ready.append((call, part))
 
     def _remove(self, row: int) -> None:
-        call, i = self._running.pop(row)
+        self._forget(*self._running.pop(row))
+        self._batch.remove(row)
+
+    def _forget(self, call: Call, i: int) -> None:
+        """Let the worker forget a text that ends, if it has a grammar."""
         if call.constraints:
             self.constraints.end(call.constraints[i])
-        self._batch.remove(row)
