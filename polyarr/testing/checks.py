@@ -441,14 +441,14 @@ def _reference(op: Op, entry: Entry, hosts: tuple, params: dict) -> list[np.ndar
 
 def magnitudes(op: Op, entry: Entry, sample: Sample, expected: list[np.ndarray]) -> list:
     """Return the magnitude that each result's tolerance is relative to; see tolerance.TABLE."""
+    if entry.kind == "step" or sample.params.get("mode") in ("cubic", "bicubic"):  # whose weights have signs
+        inputs = largest(*_flat_hosts(sample))
+        return [max(inputs, largest(e)) for e in expected]
     if entry.kind in ("reduction", "layer"):
         positive = _reference(op, entry, tree.map(_without_sign, sample.hosts()), sample.params)
         return [max(FLOOR, largest(p)) for p in positive] if entry.kind == "layer" else positive
     if entry.kind == "relative":
         return [np.abs(e) for e in expected]
-    if entry.kind == "step":
-        inputs = largest(*_flat_hosts(sample))
-        return [max(inputs, largest(e)) for e in expected]
     if entry.kind == "cancelling":
         hosts = [np.where(np.isfinite(a), np.abs(a), 0.0) for a in _flat_hosts(sample)]
         joint = functools.reduce(np.maximum, hosts)

@@ -13,7 +13,7 @@ from polyarr.creation import finfo
 #   power       the expected value: pow, erf and complex functions; OpenCL allows 16 for the first two
 #   relative    the expected value, after a sum of positive numbers
 #   cancelling  the element's largest input: sums of terms that may cancel
-#   reduction   the same reduction of the absolute values
+#   reduction   the same reduction of the absolute values; like step if its weights have signs
 #   layer       the largest element of the same layer of absolute values: weights that are integers cancel exactly.
 #               Dequantized weights may first be rounded to the dtype
 #   step        the largest input or expected value
