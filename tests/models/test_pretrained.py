@@ -296,7 +296,7 @@ def test_rotary_settings_of_old_and_new_files_are_the_same():
     ],
 )
 def test_blocks_without_a_window_are_those_of_the_family(kind, full, settings):
-    """Where layer_types, which files had not from the first, does not say."""
+    """Older files have no layer_types, so the family decides."""
     given = {
         "model_type": kind, "vocab_size": 9, "max_position_embeddings": 8, "hidden_size": 8, "num_hidden_layers": 7,
         "num_attention_heads": 2, "intermediate_size": 8, "head_dim": 4, "sliding_window": 4, **settings,

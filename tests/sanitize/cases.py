@@ -289,13 +289,12 @@ def sorts() -> Iterator[Case]:
 
 def matrices() -> Iterator[Case]:
     for dtype, n in ("float32", 3), ("float16", 3), ("float64", 3), ("complex64", 3), ("float32", 6), ("complex64", 6):
-        x, label = array(1, n, n, dtype=dtype), f"{dtype} matrix of {n}"
+        x, sides, label = array(1, n, n, dtype=dtype), array(n, 3, dtype=dtype), f"{dtype} matrix of {n}"
         definite = polyarr.asarray(np.eye(n) + 1, dtype=getattr(polyarr, dtype))
         yield Case(f"cholesky {label}", ops.cholesky, (definite,))
-        yield Case(f"solve {label}", ops.solve, (x, array(n, 3, dtype=dtype)))
-        for upper in (False, True):
-            op = partial(ops.solve_triangular, upper=upper)
-            yield Case(f"solve_triangular {upper} {label}", op, (definite, array(n, 3, dtype=dtype)))
+        yield Case(f"solve {label}", ops.solve, (x, sides))
+        for op in (partial(ops.solve_triangular, upper=upper) for upper in (False, True)):
+            yield Case(f"solve_triangular {op.keywords} {label}", op, (definite, sides))
         yield Case(f"inv {label}", ops.inv, (x,))
         yield Case(f"slogdet {label}", ops.slogdet, (x,))
         yield Case(f"qr {label}", lambda x: ops.qr(x[..., :-1]), (x,))
@@ -589,9 +588,7 @@ def optimizers(dtype: str) -> Iterator[Case]:
     params, grads = ([array(*s, dtype=d) for s in shapes] for d in ("float32", dtype))
     yield Case(f"global_norm {dtype}", lambda *arrays: ops.global_norm(list(arrays)), tuple(grads))
     for target in ("float16", "bfloat16", "float32"):
-        yield Case(
-            f"astype_all {dtype} {target}", lambda *a, t=target: ops.astype_all(a + a, dtype=t), tuple(grads)
-        )
+        yield Case(f"astype_all {dtype} {target}", partial(ops.astype_all, dtype=target), ([*grads, *grads],))
     for decoupled, scale in ((True, 0.5), (False, array())):
         yield Case(
             f"adamw {dtype} {'decoupled' if decoupled else 'L2'}",
