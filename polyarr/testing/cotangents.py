@@ -53,7 +53,8 @@ LAYOUTS = ("reversed", "stepped", "offset")
 ROWS, CHANNELS = 4096, 8
 MAY_BE_WIDER = {ops.layer_norm: 1, ops.rms_norm: 1, ops.linear: 2}  # the first input that may be wider than x
 FEW = ("half of zeros", "with one nan", "that repeats its first row")  # for ops whose gradient consists of other ops
-# Substitution keeps nan out of rows that do not depend on it, where elimination, the reference, spreads it to all.
+# Substitution keeps nan out of rows that do not depend on it, where elimination, the reference, spreads it to all. So
+# their gradients may be finite in part, but not everywhere.
 SUBSTITUTED = (ops.cholesky, ops.solve_triangular)
 
 
@@ -103,7 +104,7 @@ def check_cotangents(op: Op, backend: Backend, sample: Sample) -> None:
         return
     usual = {name: largest(g) for name, g in _gradients(op, reference(), sample, None, True).items()}
     has_own = isinstance(backend.kernels.get(op), Fused)
-    for what in [w for w in (COTANGENTS if has_own else FEW) if w != "with one nan" or op not in SUBSTITUTED]:
+    for what in COTANGENTS if has_own else FEW:
         _agree(op, backend, sample, what, COTANGENTS[what], usual)
     for layout in LAYOUTS if has_own else LAYOUTS[:1]:
         _agree(op, backend, replace(sample, g=layout), f"that is {layout}", None, usual)
@@ -138,7 +139,8 @@ def _agree(op: Op, backend: Backend, sample: Sample, what: str, change: Change |
         raise CheckFailure(f"{place}: gradients for {[*got]}, expected for {[*expected]}")
     for name, due in expected.items():
         whose, found = f"with a cotangent {what}, d/d{name}", got[name]
-        _check_not_finite(place, whose, found, due)
+        if op not in SUBSTITUTED or np.isfinite(_plain(found)).all():
+            _check_not_finite(place, whose, found, due)
         both = np.isfinite(_plain(found)) & np.isfinite(due)
         found, due = np.where(both, found, found.dtype.type(0)), np.where(both, due, 0.0)
         close(
