@@ -89,9 +89,11 @@ def differences(model, other):
     return {name: np.abs(left[name].numpy() - right[name].numpy().astype("float32")).max() for name in left}
 
 
-def written(path, arch, tensors, **metadata):
+def written(path, arch, tensors, alignment=None, **metadata):
     """Write a file with the library alone."""
     writer = gguf.GGUFWriter(path, arch)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     for key, value in metadata.items():
         writer.add_key_value(key.replace("__", "."), value, gguf.GGUFValueType.get_type(value))
     for name, a in tensors.items():
@@ -149,16 +151,8 @@ def test_a_file_says_of_what_type_its_matrices_are(kind, number, tmp_path):
 
 
 def test_tensors_may_be_aligned_otherwise(tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
-    writer.add_custom_alignment(256)
     given = {"a": np.arange(3, dtype=np.float32), "b": np.ones(5, np.float32)}
-    for name, a in given.items():
-        writer.add_tensor(name, a)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    found = GGUFFile(tmp_path / "a.gguf")
+    found = GGUFFile(written(tmp_path / "a.gguf", "llama", given, alignment=256))
     assert all(np.array_equal(found.array(name, np.float32), a) for name, a in given.items())
 
 
