@@ -183,7 +183,8 @@ def test_many_faults_at_once_do_not_hide_each_other():
     assert len(found) >= 100
     backend = functools.reduce(lambda planted, fault: fault.plant(planted), found, good("fused"))
     names = {name for fault in found for name in fault.caught if CASES[name].check != "large"}
-    missed = [name for name in sorted(names) if verdict(name, backend) == (None, None)]
+    tries = range(3)  # a race between threads need not show at once
+    missed = [name for name in sorted(names) if all(verdict(name, backend) == (None, None) for _ in tries)]
     assert not missed
 
 
