@@ -34,16 +34,19 @@ LARGE = [97, 120, 121, 128, 169, 210, 1000, 1021, 2048, 2401, 4096, 4099, 8190, 
 
 
 @pytest.mark.parametrize("lengths", [SMALL, LARGE], ids=["small", "large"])
-def test_errors_are_those_of_rounding(kernels, lengths):  # noqa: F811
-    for n in lengths:
+def test_errors_are_those_of_rounding(kernels, lengths, request):  # noqa: F811
+    is_whole = request.config.getoption("polyarr_thorough") or "cpu" in request.node.callspec.params.values()
+    for turn, n in enumerate(lengths):
         host = numbers(max(1, min(33, 2000 // n)), n)
         wide = host.astype(np.complex128)
         x = pa.asarray(host)
         assert error(fft.fft(x), np.fft.fft(wide)) < bound(n), n
         assert error(fft.ifft(x, norm="forward"), np.fft.ifft(wide, norm="forward")) < bound(n), n
-        assert error(fft.rfft(pa.real(x)), np.fft.rfft(wide.real)) < bound(n), n
-        half = x[:, : n // 2 + 1]
-        assert error(ops.dft_to_real(half, n=n), np.fft.irfft(wide, n=n, norm="forward")) < bound(n), n
+        if is_whole or turn % 2:  # on GPUs each length and form is a program of its own, a second to compile
+            assert error(fft.rfft(pa.real(x)), np.fft.rfft(wide.real)) < bound(n), n
+        if is_whole or not turn % 2:
+            half = x[:, : n // 2 + 1]
+            assert error(ops.dft_to_real(half, n=n), np.fft.irfft(wide, n=n, norm="forward")) < bound(n), n
 
 
 @pytest.mark.parametrize("n", [1, 8, 60, 67, 78, 1001, 4096, 4099])
