@@ -7,6 +7,7 @@ from polyarr import interrupts as _interrupts  # first
 from polyarr import distributed, fft, interop as _interop, linalg, nn, ops, optim, plugins, random, special, tree
 from polyarr.autograd import checkpoint, custom_vjp, grad, jvp, stop_gradient, value_and_grad, vjp
 from polyarr.batching import hessian, jacfwd, jacrev, linearize, scan, vmap, while_loop
+from polyarr.capture import repeated as _repeated
 from polyarr.capture.compile import CaptureWarning, compile
 from polyarr.capture.fused_function import fused
 from polyarr.core.array import Array

@@ -153,7 +153,7 @@ DONATED = Backend(
 
 def captured(
     fn: Callable, name: str, backend: Backend, arguments: list[tuple[str, Any, bool]], positional: int, captures: Any,
-    donated: list[int],
+    donated: list[int], line: str = "",
 ) -> Captured:  # fmt: skip
     """Capture fn for these arguments.
 
@@ -165,8 +165,9 @@ def captured(
         positional: Number of positional arguments.
         captures: Tree of the arrays that `fn` uses without receiving them.
         donated: Indices of the inputs that the caller donates.
+        line: Line of all steps; "": of each step, that of the user's code.
     """
-    trace = Trace(backend)
+    trace = Trace(backend, line)
     try:
         capture = Capture(trace, captures)
         args = [capture.argument(value, scalars_are_inputs) for _, value, scalars_are_inputs in arguments]

@@ -33,9 +33,10 @@ class Location(NamedTuple):
 
 
 class Locations:
-    """The locations of the steps that one capture records."""
+    """The locations of the steps that one capture records. If a line is given, it is that of all steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: str = "") -> None:
+        self._line = line
         self._numbers, self._found = list[int](), list[Location]()  # a call's node has the next number
         self._paths: dict[int, tuple[Any, dict[int, str]]] = {}  # by id of a module: it, and paths by id of its parts
 
@@ -51,7 +52,7 @@ class Locations:
         return found
 
     def _of(self, frame: FrameType | None) -> Location:
-        line, parts, is_gradient, is_inside = "", list[Any](), False, True
+        line, parts, is_gradient, is_inside = self._line, list[Any](), False, True
         while frame is not None and (is_inside or not line):
             is_inside = is_inside and frame.f_code.co_filename != _CAPTURE
             if is_inside and frame.f_code is _WALK:

@@ -79,14 +79,14 @@ class Trace:
         zeros: Slots of constants whose elements are all 0.
     """
 
-    def __init__(self, target: Backend) -> None:
+    def __init__(self, target: Backend, line: str = "") -> None:
         self.target, self.steps, self.scalar_steps = target, list[Step](), list[Step]()
         self.constants: dict[int, Any] = {}
         self.specs: dict[int, Spec] = {}
         self.scalars: dict[int, type] = {}
         self.zeros = set[int]()
         self.is_open, self.given, self._abstract = True, dict[int, Any](), _abstract_of(target)
-        self._new, self._here = itertools.count(), Locations().here
+        self._new, self._here = itertools.count(), Locations(line).here
         self._known: dict[int, tuple[Array, Any, TracedBuffer]] = {}  # by id: a handle, its buffer and its tracer
         self._same: dict[Any, int] = {}  # slots of constants by type and value
         self.backend = target._replace(

@@ -78,6 +78,7 @@ class Plan(NamedTuple):
         carries: Whether a result is floating-point and so may have a gradient.
         widened: Whether float16 and bfloat16 inputs are computed in float32 by the decomposition and the VJP rules, and
             the results rounded once.
+        programs: What runs further calls of a composed op in place of its decomposition; see polyarr.capture.repeated.
     """
 
     out: Any
@@ -90,6 +91,7 @@ class Plan(NamedTuple):
     dtype: np.dtype | None
     carries: bool
     widened: bool
+    programs: dict[Any, Any]
 
 
 class Op:
@@ -273,6 +275,7 @@ class Op:
             dtype=None if self.decomposition else self._new_dtype(flat, out),
             carries=any(type(s) is Spec and s.dtype in INEXACT for s in flatten((out,))),
             widened=self.widen and any(s.dtype in NARROW for s in flat),
+            programs={},
         )
 
     def _new_dtype(self, specs: list[Spec], out: Any) -> np.dtype | None:
@@ -400,7 +403,7 @@ class Op:
             if plan.dtype is not None and plan.dtype not in backend.dtypes:
                 raise DtypeError(unheld(self.name, plan.dtype, backend))
         elif self._needs_decomposition(kernel, tracked):
-            return self._run_default(plan, args, params, tracked)
+            return self._run_default(plan, backend, args, params, tracked)
         if plan.scalar_arrays and kernel is not None:
             args = self._read_scalars(args, plan, backend)
         return self._run_kernel(kernel, backend, args, plan, tracked, params)
@@ -436,10 +439,12 @@ class Op:
             return not (tracked and self.rules)
         return tracked and not self.rules and type(kernel) is not Fused
 
-    def _run_default(self, plan: Plan, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
+    def _run_default(self, plan: Plan, backend: Backend, args: tuple, params: dict[str, Any], tracked: bool) -> Any:
         """Run the op's own definition: its custom VJP if a gradient may be requested, else its decomposition."""
         if tracked and self.custom_vjp is not None:
             return self.run_custom_vjp(plan, args, params)
+        if not tracked and backend.fusion is not None and capturing.get() is None:
+            return _run_untracked(self, plan, backend, args, params)
         return self.run_decomposition(plan, args, params)
 
     def run_custom_vjp(self, plan: Plan, args: tuple, params: dict[str, Any]) -> Any:
@@ -459,12 +464,12 @@ class Op:
 
     def _run_kernel(self, kernel: Any, backend: Backend, args: tuple, plan: Plan, tracked: bool, params: dict) -> Any:
         if kernel is None:  # no kernel, but stated VJP rules: run the decomposition untracked, record the rules
-            value = self.run_decomposition(plan, tuple(map(untracked, args)), params)
+            value = self._run_default(plan, backend, tuple(map(untracked, args)), params, False)
         elif type(kernel) is Fused:
             bufs = [buffer(a) for a in args]
             found = kernel.forward(plan.out, *bufs, **self.kernel_params(backend, params))
             if found is NotImplemented:
-                return self._run_default(plan, args, params, tracked)
+                return self._run_default(plan, backend, args, params, tracked)
             if type(found) is not tuple or len(found) != 2:
                 raise BackendError(wrong_result(self, backend, "forward", found, "2, buffer and saved"))
             buf, saved = found
@@ -477,7 +482,7 @@ class Op:
             bufs = [a.buf if type(a) is Array else buffer(a) for a in args]
             buf = kernel(out, *bufs, **(self.kernel_params(backend, params) if self.has_precision else params))
             if buf is NotImplemented and self.decomposition is not None:
-                return self._run_default(plan, args, params, tracked)
+                return self._run_default(plan, backend, args, params, tracked)
             value = Array(backend, buf, out) if type(out) is Spec else arrays(backend, buf, out)
         if tracked and plan.carries:
             record_rules(self, args, params, plan, value)
@@ -486,6 +491,19 @@ class Op:
     def kernel_params(self, backend: Backend, params: dict[str, Any]) -> dict[str, Any]:
         """Return a call's parameters as the backend's kernel receives them."""
         return as_kernel_takes(params, backend.precisions.get(self, ())) if self.has_precision else params
+
+
+def _run_decomposition(op: Op, plan: Plan, backend: Backend, args: tuple, params: dict[str, Any]) -> Any:
+    return op.run_decomposition(plan, args, params)
+
+
+_run_untracked: Callable[[Op, Plan, Backend, tuple, dict[str, Any]], Any] = _run_decomposition
+
+
+def run_untracked_with(run: Callable[[Op, Plan, Backend, tuple, dict[str, Any]], Any]) -> None:
+    """Set the function that runs the decomposition of a call without gradient, on a backend that fuses steps."""
+    global _run_untracked
+    _run_untracked = run
 
 
 def lift_inputs(capture: CaptureContext, args: tuple, backend: Backend | None) -> tuple[tuple, Backend | None]:

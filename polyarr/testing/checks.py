@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy as np
 import polyarr
 from polyarr import ops, tree
 from polyarr.backends import numpy as built_in
+from polyarr.capture.repeated import after
 from polyarr.core.array import Array
 from polyarr.core.backend import Backend, Fused
 from polyarr.core.current import use_backend
@@ -70,7 +72,7 @@ def check(fn: Callable) -> Callable:
         sample = sample.flushed(found.flushes)
         covered.note(sample)
         try:
-            with use_backend(found), without_warnings(label_of(op, found)), adapters.leaving_out():
+            with use_backend(found), without_warnings(label_of(op, found)), adapters.leaving_out(), after(inf):
                 fn(op, found, sample)
         except Exception as error:
             error.add_note(
@@ -84,10 +86,7 @@ def check(fn: Callable) -> Callable:
 
 @contextlib.contextmanager
 def without_warnings(place: str) -> Iterator[None]:
-    """Raise CheckFailure for a warning of one of Python's own categories, such as NumPy's about nan and infinity.
-
-    Other categories belong to libraries: PyOpenCL's is about compilers.
-    """
+    """Raise CheckFailure for a warning of one of Python's own categories; others, as PyOpenCL's, are libraries'."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
