@@ -32,6 +32,7 @@ KINDS = {
     "any": DTYPES,
     "numeric": INTEGERS + INEXACT,
     "real": INTEGERS + FLOATS,
+    "real or bool": (bool, *INTEGERS, *FLOATS),
     "inexact": INEXACT,
     "floating": FLOATS,
     "complex": COMPLEX,
@@ -243,7 +244,8 @@ def check_kind(op: str, name: str, spec: Spec, kind: str) -> None:
 
 
 _REQUIRED = {
-    "any": "an array", "numeric": "numeric, not bool", "real": "real-valued", "inexact": "floating-point or complex",
+    "any": "an array", "numeric": "numeric, not bool", "real": "real-valued, not bool",
+    "real or bool": "real-valued", "inexact": "floating-point or complex",
     "floating": "floating-point",
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ ARRAYS = {
     "any": "Array of any dtype",
     "numeric": "Integer, floating-point or complex array",
     "real": "Integer or floating-point array",
+    "real or bool": "Integer, floating-point or bool array",
     "inexact": "Floating-point or complex array",
     "complex": "Complex array",
     "floating": "Floating-point array",
@@ -80,7 +81,7 @@ def _documented(doc: str, names: tuple[str, ...], kind: str, result: Result) -> 
     labels = [b for b in blocks if b.startswith(("Gradients:", "Source:"))]
     text = [b for b in blocks if b not in examples and b not in labels]
     if not any(b.startswith("Gradients:") for b in labels):
-        carries = not isinstance(result, np.dtype) and kind in ("numeric", "real", "inexact", "floating")
+        carries = not isinstance(result, np.dtype) and kind not in ("complex", "signed", "integer", "integer or bool")
         labels.insert(0, f"Gradients: {', '.join(names) if carries else 'none'}")
     if examples:
         shown = "\n".join([">>> import polyarr as pa", *examples])

@@ -28,9 +28,9 @@ from polyarr.ops.logic import equal, less, less_equal, logical_and, logical_or, 
 # ---- arithmetic ----------------------------------------------------------------------------------------------
 
 
-@elementwise("numeric", widen=False)
+@elementwise("any", widen=False)
 def add(x, y):
-    """Return x + y.
+    """Return x + y; of bools, whether either is true.
 
     >>> pa.add(pa.asarray([1.0, 2.0]), 3)
     Array([4., 5.], float32, 'numpy')
@@ -46,9 +46,9 @@ def subtract(x, y):
     """
 
 
-@elementwise("numeric", widen=False)
+@elementwise("any", widen=False)
 def multiply(x, y):
-    """Return x * y.
+    """Return x * y; of bools, whether both are true.
 
     >>> pa.multiply(pa.asarray([1.0, 2.0]), 3)
     Array([3., 6.], float32, 'numpy')
@@ -86,7 +86,7 @@ def remainder(x, y):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("real or bool", widen=False)
 def maximum(x, y):
     """Return the larger of x and y, element by element; nan if either is nan.
 
@@ -99,7 +99,7 @@ def maximum(x, y):
     """
 
 
-@elementwise("real", widen=False)
+@elementwise("real or bool", widen=False)
 def minimum(x, y):
     """Return the smaller of x and y, element by element; nan if either is nan.
 

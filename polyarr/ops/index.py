@@ -220,7 +220,7 @@ def argsort(x, *, axis=-1, descending=False, stable=True):
     """Return the indices that sort x along an axis. Equal elements keep their order; nan is larger than all numbers.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Axis to sort along.
         descending: Whether the largest element comes first.
         stable: Ignored; the order of equal elements is always kept.
@@ -238,7 +238,7 @@ def argsort(x, *, axis=-1, descending=False, stable=True):
 
     Gradients: none
     """
-    check_kind("argsort", "x", x, "real")
+    check_kind("argsort", "x", x, "real or bool")
     at = one_axis("argsort", x, axis)
     return Spec(x.shape, int64), {"axis": at, "descending": bool(descending), "stable": True}
 
@@ -247,7 +247,7 @@ argsort.vjp(x=None)
 
 
 def _canonical_sort(x, *, axis, descending, stable):
-    check_kind("sort", "x", x, "real")
+    check_kind("sort", "x", x, "real or bool")
     return {"axis": one_axis("sort", x, axis), "descending": bool(descending), "stable": True}
 
 
@@ -256,7 +256,7 @@ def sort(x, *, axis=-1, descending=False, stable=True):
     """Return x sorted along an axis; nan is larger than all numbers.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Axis to sort along.
         descending: Whether the largest element comes first.
         stable: Ignored; the order of equal elements is always kept.
@@ -289,7 +289,7 @@ def argtopk(x, *, k, axis=-1):
     """Return the indices of the k largest elements along an axis, the largest first.
 
     Args:
-        x: Integer or floating-point array, of length n along axis.
+        x: Integer, floating-point or bool array, of length n along axis.
         k: Int from 0 to n.
         axis: Axis to choose along.
 
@@ -313,7 +313,7 @@ def topk(x, *, k, axis=-1):
     """Return the k largest elements along an axis, the largest first, and their indices.
 
     Args:
-        x: Integer or floating-point array, of length n along axis.
+        x: Integer, floating-point or bool array, of length n along axis.
         k: Int from 0 to n.
         axis: Axis to choose along.
 

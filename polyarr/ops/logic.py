@@ -19,7 +19,7 @@ def equal(x, y):
     """
 
 
-@elementwise("real", bool_, widen=False)
+@elementwise("real or bool", bool_, widen=False)
 def less(x, y):
     """Return whether x is less than y, element by element.
 
@@ -28,7 +28,7 @@ def less(x, y):
     """
 
 
-@elementwise("real", bool_, widen=False)
+@elementwise("real or bool", bool_, widen=False)
 def less_equal(x, y):
     """Return whether x is less than or equal to y, element by element; false where either is nan.
 
@@ -47,7 +47,7 @@ def not_equal(x, y):
     return bitwise_invert(equal(x, y))
 
 
-@elementwise("real", bool_, primitive=False, widen=False)
+@elementwise("real or bool", bool_, primitive=False, widen=False)
 def greater(x, y):
     """Return whether x is greater than y, element by element.
 
@@ -57,7 +57,7 @@ def greater(x, y):
     return less(y, x)
 
 
-@elementwise("real", bool_, primitive=False, widen=False)
+@elementwise("real or bool", bool_, primitive=False, widen=False)
 def greater_equal(x, y):
     """Return whether x is greater than or equal to y, element by element; false where either is nan.
 

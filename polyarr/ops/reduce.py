@@ -125,7 +125,7 @@ def max(x, *, axis=None, keepdims=False):
     """Return the largest element over axes; nan if there is a nan.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
 
@@ -150,7 +150,7 @@ def min(x, *, axis=None, keepdims=False):
     """Return the smallest element over axes; nan if there is a nan.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Int or tuple of ints; None for all axes.
         keepdims: Whether reduced axes stay, with length 1.
 
@@ -171,7 +171,7 @@ def min(x, *, axis=None, keepdims=False):
 
 
 def _extreme(op: str, x: Spec, axis, keepdims: bool) -> tuple[Spec, dict]:
-    check_kind(op, "x", x, "real")
+    check_kind(op, "x", x, "real or bool")
     for a in axes_of(op, x, axis):
         _check_not_empty(op, x, a)
     return _reduced(op, x, axis, keepdims, x.dtype)
@@ -187,7 +187,7 @@ def argmax(x, *, axis=None, keepdims=False):
     """Return the index of the first largest element along an axis; a nan counts as the largest.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Int; None for the index into the flattened x.
         keepdims: Whether the reduced axis stays, with length 1.
 
@@ -212,7 +212,7 @@ def argmin(x, *, axis=None, keepdims=False):
     """Return the index of the first smallest element along an axis; a nan counts as the smallest.
 
     Args:
-        x: Integer or floating-point array.
+        x: Integer, floating-point or bool array.
         axis: Int; None for the index into the flattened x.
         keepdims: Whether the reduced axis stays, with length 1.
 
@@ -233,7 +233,7 @@ def argmin(x, *, axis=None, keepdims=False):
 
 
 def _arg_extreme(op: str, x: Spec, axis, keepdims: bool) -> tuple[Spec, dict]:
-    check_kind(op, "x", x, "real")
+    check_kind(op, "x", x, "real or bool")
     at = None if axis is None else axis_of(op, x, axis)
     for a in axes_of(op, x, at):
         _check_not_empty(op, x, a)

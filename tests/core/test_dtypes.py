@@ -207,7 +207,7 @@ def test_whole_numbers_above_two_to_the_53(backend: Backend, dtype: str) -> None
     [
         (lambda x, i, b: pa.rms_norm(i), r"x is int32\[2\]; .*, so write x\.astype\(polyarr\.float32\)$"),
         (lambda x, i, b: ops.bitwise_and(x, x), "its dtype must be integer or bool"),
-        (lambda x, i, b: b + b, "its dtype must be numeric, not bool"),
+        (lambda x, i, b: b - b, "its dtype must be numeric, not bool"),
         (lambda x, i, b: (x + 1j) < x, "its dtype must be real-valued"),
         (lambda x, i, b: i + i.astype("uint64"), r"cannot promote int32\[2\] and uint64\[2\]; cast one of them"),
         (lambda x, i, b: ops.where(i, x, x), "its dtype must be bool"),
@@ -291,3 +291,16 @@ def test_overflow_is_not_worth_a_warning(on_numpy: Backend) -> None:
     assert np.isinf(pa.cumulative_sum(big).numpy()[1])
     assert np.isinf(ops.scatter_add(big, pa.asarray([0]), big[:1]).numpy()[0])
     assert np.isinf(ops.nextafter(big, pa.full_like(big, np.inf)).numpy()).all()
+
+
+@pytest.mark.parametrize("fn", [
+    lambda xp, x, y: x + y, lambda xp, x, y: x * y, lambda xp, x, y: x + True, lambda xp, x, y: xp.maximum(x, y),
+    lambda xp, x, y: x < y, lambda xp, x, y: xp.max(x, axis=0), lambda xp, x, y: xp.min(x),
+    lambda xp, x, y: xp.argmax(y), lambda xp, x, y: xp.argmin(x), lambda xp, x, y: xp.sort(y),
+    lambda xp, x, y: xp.argsort(x, stable=True),
+])  # fmt: skip
+def test_bools_compute_as_in_numpy(backend, fn):
+    x, y = np.array([True, False, True, False]), np.array([False, False, True, True])
+    due, found = fn(np, x, y), fn(pa, pa.asarray(x), pa.asarray(y))
+    assert str(found.dtype) == f"{due.dtype}"
+    np.testing.assert_array_equal(found.numpy(), due)

@@ -331,7 +331,7 @@ def test_what_is_no_number(name: str, given: object) -> None:
         (lambda x: pa.nn.Dropout("0.1"), TypeError, "^Dropout: the dropout rate is '0.1'; it must be a number"),
         (lambda x: pa.clip([None]), TypeError, "^clip: x is a list; it must be an array or a Python number$"),
         (lambda x: pa.clip([x]), TypeError, "^clip: x is a list; it must be an array or a Python number$"),
-        (lambda x: pa.clip(x > 1), DtypeError, r"^clip: x is bool\[2, 3\]; its dtype must be real-valued$"),
+        (lambda x: pa.clip(x > 1), DtypeError, r"^clip: x is bool\[2, 3\]; its dtype must be real-valued, not bool$"),
         (lambda x: pa.astype(300, "int8"), TypeError, "^astype: x is a Python int; it must be an array$"),
         (lambda x: pa.full_like(x, x), ShapeError, r"^fill: value is float32\[2, 3\]; it must be a number, or an arra"),
         (lambda x: pa.ops.iota(None, 1, size=2, dtype="int8"), TypeError, "^iota: start is None; it must be a Pyt"),

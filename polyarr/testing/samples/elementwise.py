@@ -122,13 +122,13 @@ def _binary(
     )
 
 
-_binary(ops.add, "numeric", "arithmetic", ("normal", "normal"))
+_binary(ops.add, "any", "arithmetic", ("normal", "normal"))
 _binary(ops.subtract, "numeric", "arithmetic", ("normal", "normal"))
-_binary(ops.multiply, "numeric", "arithmetic", ("normal", "normal"), zeros=True)
+_binary(ops.multiply, "any", "arithmetic", ("normal", "normal"), zeros=True)
 _binary(ops.complex, "floating", "exact", ("normal", "normal"), ref.complex_of_parts, zeros=True)
 _binary(ops.divide, "inexact", "arithmetic", ("normal", "positive"), zeros=True)
-_binary(ops.maximum, "real", "exact", ("normal", "positive"))
-_binary(ops.minimum, "real", "exact", ("normal", "positive"))
+_binary(ops.maximum, "real or bool", "exact", ("normal", "positive"))
+_binary(ops.minimum, "real or bool", "exact", ("normal", "positive"))
 _binary(ops.atan2, "floating", "function", ("normal", "positive"), zeros=True)
 _binary(ops.hypot, "floating", "function", ("normal", "positive"))
 _binary(ops.logaddexp, "floating", "cancelling", ("normal", "positive"))
@@ -136,7 +136,7 @@ _binary(ops.copysign, "floating", "exact", ("away", "away"), zeros=True)
 for _op in (ops.equal, ops.not_equal):
     _binary(_op, "any", "exact", None)
 for _op in (ops.less, ops.less_equal, ops.greater, ops.greater_equal):
-    _binary(_op, "real", "exact", None)
+    _binary(_op, "real or bool", "exact", None)
 for _op in (ops.bitwise_and, ops.bitwise_or, ops.bitwise_xor):
     _binary(_op, "integer or bool", "exact", None)
 for _op in (ops.logical_and, ops.logical_or, ops.logical_xor):

@@ -102,7 +102,7 @@ for _op, _reference in ((ops.argsort, ref.argsort), (ops.sort, ref.sort)):
         with_params(LONG, _orders, ("normal", "ties", "nonfinite", "special")),
         with_params(SMALL, _orders, ("distinct",)),
         _reference,
-        dtypes=dtypes("real"),
+        dtypes=dtypes("real or bool"),
     )
 
 
@@ -117,5 +117,5 @@ for _op, _reference in ((ops.argtopk, ref.argtopk), (ops.topk, ref.topk)):
         with_params(FILLED, _tops, ("normal", "ties", "nonfinite")),
         with_params(SMALL, _tops, ("distinct",)),
         _reference,
-        dtypes=dtypes("real"),
+        dtypes=dtypes("real or bool"),
     )

@@ -76,9 +76,9 @@ _reduction(
     shapes=SHAPES[:-6],
 )
 for _op, _fn in ((ops.max, np.max), (ops.min, np.min)):
-    _reduction(_op, "real", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, "distinct", shapes=_solid)
+    _reduction(_op, "real or bool", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, "distinct", shapes=_solid)
 for _op, _fn in ((ops.argmax, np.argmax), (ops.argmin, np.argmin)):
-    _reduction(_op, "real", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, None, _one_axis, _solid)
+    _reduction(_op, "real or bool", "exact", ref.reduced(_fn), lambda dtype: EVERYTHING, None, _one_axis, _solid)
 for _op, _fn in ((ops.any, np.any), (ops.all, np.all)):
     _reduction(_op, "any", "exact", ref.reduced(_fn), lambda dtype: ("ties", "positive", "nonfinite"), None)
 _reduction(ops.logsumexp, "floating", "cancelling", ref.logsumexp, _and_nonfinite, shapes=_solid)
