@@ -148,8 +148,8 @@ def _rectangles() -> Iterator[np.ndarray]:
 
 def _definite() -> Iterator[np.ndarray]:
     yield from (np.eye(3), np.array([[4.0]]), np.diag([1e-3, 1.0, 1e3]))
-    for n in (4, 33, 70):
-        turn = _rotation(n, n)
+    for n, seed in ((4, 4), (33, 33), (70, 70), (70, 71)):
+        turn = _rotation(n, seed)
         yield turn * np.resize([1.0, 1.0, 2.0], n) @ turn.T
 
 

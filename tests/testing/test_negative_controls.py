@@ -37,6 +37,7 @@ from tests.testing.negative_controls import (  # they fill the table
     side_effects,  # noqa: F401
     sizes,  # noqa: F401
     state,  # noqa: F401
+    unusual_calls,  # noqa: F401
     values,  # noqa: F401
     whole_numbers,  # noqa: F401
 )

@@ -82,8 +82,8 @@ def along(*calls: tuple) -> Grown:
     return only(*(((shape,), {"axis": axis, "layout": rest[0] if rest else "plain"}) for shape, axis, *rest in calls))
 
 
-def of_one_element(values: str, *calls: tuple) -> Grown:
-    """Return calls along axes in which the very last element decides the result."""
+def with_values(values: str, *calls: tuple) -> Grown:
+    """Return calls along axes with these values."""
     grown = along(*calls)
     return lambda template: grown(replace(template, inputs=template.mapped(lambda d: replace(d, values=values))))
 

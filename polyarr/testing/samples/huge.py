@@ -34,10 +34,10 @@ _op: Op
 for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std, ops.vector_norm):
     HUGE[_op] = along((LINE, None), (TALL, 0), (TALL, 1), (FLAT, 0), (FLAT, 1), (BOX, (0, 2)), (BOX, 1))
 for _op in (ops.argmax, ops.argmin):
-    HUGE[_op] = along((LINE, None), (TALL, 0), (TALL, 1), (FLAT, 1), (BOX, 1))
+    HUGE[_op] = grown.with_values("normal", (LINE, None), (TALL, 0), (TALL, 1), (FLAT, 1), (BOX, 1))
 HUGE[ops.prod] = along(((5003,), None), (TALL, 1), (FLAT, 0), ((3, 5003), 1), ((5003, 3), 0))
 _DECIDED = (LINE, None), (TALL, 0), (FLAT, 1)
-HUGE[ops.any], HUGE[ops.all] = grown.of_one_element("one true", *_DECIDED), grown.of_one_element("one false", *_DECIDED)
+HUGE[ops.any], HUGE[ops.all] = grown.with_values("one true", *_DECIDED), grown.with_values("one false", *_DECIDED)
 HUGE[ops.cumulative_sum] = along((LINE, 0), (TALL, 0), (TALL, 1), (FLAT, 1), (BOX, 1))
 for _op in (ops.argsort, ops.sort):
     HUGE[_op] = along((LINE, 0), (TALL, 1), ((66_001, 2), 0), ((3, 66_001), 1))

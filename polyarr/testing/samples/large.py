@@ -35,11 +35,13 @@ for _op in (ops.sum, ops.mean, ops.max, ops.min, ops.logsumexp, ops.var, ops.std
     LARGE[_op] = along(*_REDUCED, (AXES, (0, 2, 5), "transposed"), (NINE, (0, 4, 7)))
 LARGE[ops.prod] = along(*_REDUCED[1:], (AXES, (0, 2, 5), "transposed"))  # that of all elements would be 0 or infinite
 for _op in (ops.argmax, ops.argmin):
-    LARGE[_op] = along(*_REDUCED, (AXES, 2, "transposed"))
-LARGE[ops.any] = grown.of_one_element("one true", *_REDUCED)
-LARGE[ops.all] = grown.of_one_element("one false", *_REDUCED)
+    # without nan, of which the first is the result
+    LARGE[_op] = grown.with_values("normal", *_REDUCED, ((517, 131), 0), (AXES, 2, "transposed"))
+LARGE[ops.any] = grown.with_values("one true", *_REDUCED)
+LARGE[ops.all] = grown.with_values("one false", *_REDUCED)
 for _op in (ops.cumulative_sum, ops.argsort, ops.sort, ops.softmax, ops.log_softmax):
     LARGE[_op] = along((ROWS, 0), (ROWS, 1), (LINE, 0), (AXES, 2, "transposed"))
+LARGE[ops.cumulative_sum] = along((ROWS, 0), (ROWS, 1), (LINE, 0), (AXES, 2, "transposed"), ((3, 7001, 5), 1))
 LARGE[ops.argtopk] = LARGE[ops.topk] = only(
     ((ROWS,), {"axis": 1, "k": 5}), ((ROWS,), {"axis": 0, "k": 131}), ((LINE,), {"axis": 0, "k": 1100})
 )
@@ -53,7 +55,7 @@ LARGE |= {
     ops.random_bits: only(((), {"shape": (300_001,)}), ((), {"shape": ROWS})),
     ops.reshape: only(((ROWS,), {"shape": (1031, 131)}), (_SIX, {"shape": (4, 9, 10)})),
     ops.permute_dims: only(
-        ((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)}),
+        ((ROWS,), {"axes": (1, 0)}), (_SIX, {"axes": (5, 2, 0, 4, 1, 3)}), (((5, 7, 33, 31),), {"axes": (1, 0, 3, 2)}),
         ((NINE,), {"axes": (8, 3, 0, 1, 6, 5, 7, 2, 4)}),
     ),
     ops.broadcast_to: only(
@@ -122,7 +124,10 @@ BATCHES = (
     ((17, 5, 7), (17, 7, 9)), ((17, 33, 9), (9, 5)), ((2, 3, 5, 7), (2, 3, 7, 4)), ((2, 3, 5, 7), (2, 1, 7, 4)),
     ((2, 1, 3, 5, 7), (4, 1, 7, 3)),
 )  # fmt: skip
-DEEP = (((2, *LINE), (*LINE, 3)), ((1031, 3), (3, 131)), ((1, 1031), (1031, 131)))
+DEEP = (
+    ((2, *LINE), (*LINE, 3)), ((1031, 3), (3, 131)), ((1, 1031), (1031, 131)), ((2, 3, 17003), (2, 17003, 4)),
+    ((2, 3, 17003), (17003, 4)),
+)  # fmt: skip
 _INT8 = ((2, 131, 1031), (1, 3, 5003), (1, 131, 1028), (3, 17001, 8))
 _GROUPED = (257, 3, 33, 70), (17, 9, 131, 1031), (300, 2, 5, 1028), (5, 40, 3, 4)  # the last has groups without rows
 _LINEAR = [*(((m,), n, k) for m, n, k in SIZES[::3]), ((17, 2, 3), 70, 33), ((1031,), 131, 5), ((2,), 131, 1031)]
