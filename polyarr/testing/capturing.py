@@ -13,7 +13,7 @@ from polyarr import ops, tree
 from polyarr.core.array import Array, from_numpy
 from polyarr.core.backend import Backend
 from polyarr.core.op import Op
-from polyarr.core.spec import COMPLEX, FLOATS, NARROW, as_dtype, float32
+from polyarr.core.spec import COMPLEX, FLOATS, NARROW, as_dtype, float32, int8, int64, uint16
 from polyarr.testing.checks import check, cotangents_of, gradients_of, label_of, uses_unordered_op
 from polyarr.testing.compare import CheckFailure, Lacking, bits
 from polyarr.testing.state import is_valid, other_params
@@ -139,6 +139,11 @@ def check_joined(backend: Backend, examples: int) -> None:
             for fn, k in itertools.product(functions, (1.25, 0.3)):
                 if bits(compiled[fn](*args, k)) != bits(fn(*args, k)):
                     _refuse_joined(backend, f"{dtype.name}{list(shape)}, {layout}")
+    integers = polyarr.compile(_fusible_integers)
+    for dtype in (d for d in (int8, uint16, int64) if d in backend.dtypes):
+        args = Sample(tuple(Data(s, dtype.name, "edges") for s in ((5, 33), (33,), (5, 1)))).arrays(backend)
+        if bits(integers(*args)) != bits(_fusible_integers(*args)):
+            _refuse_joined(backend, f"{dtype.name}[5, 33]")
     complexes, parts = [d for d in COMPLEX if d in backend.dtypes], polyarr.compile(_fusible_parts)
     for dtype, layout in itertools.product(complexes, ("plain", "transposed", "stepped", "offset")):
         (z,) = Sample((Data((3, 5, 33), dtype.name),)).with_layout(layout).arrays(backend)
@@ -181,6 +186,13 @@ def _fusible_in_pieces(x: Array, row: Array, column: Array, k: float) -> list[Ar
     wide = ops.concat([first - column, ops.astype(second > x, dtype=x.dtype)], axis=-1)
     sums = [ops.sum(half, axis=axis) for half in (first, second) for axis in (-1, -2)]  # in the order of the op
     return [both, ops.tanh(second) * x, wide, narrow * k, *sums]
+
+
+def _fusible_integers(x: Array, row: Array, column: Array) -> list[Array]:
+    """Compute with integers whose sums and products wrap around, and which are then compared, shifted and converted."""
+    scaled = x * 3 + row
+    chosen = ops.where(scaled < column, scaled * column, x - row)
+    return [scaled > x, chosen, ops.bitwise_right_shift(scaled, 1), ops.astype(scaled * scaled, dtype=float32)]
 
 
 def _fusible_parts(z: Array) -> list[Array]:

@@ -273,17 +273,18 @@ def check_indices(op: Op, backend: Backend, sample: Sample) -> None:
             f"{np.ravel(found[0])[:4].tolist()}; expected an IndexError"
         )
     check_forward(op, backend, sample)
+    changes = {} if "ignore_index" in sample.params else {"values": "index"}  # which are of both signs
+    for dtype in ("int32", "int64"):  # the gradient of scatter is defined for distinct ones only
+        valid = sample.changed_at((op.indices[0],), functools.partial(replace, dtype=dtype, **changes))
+        (check_forward if op is ops.scatter else compare_with_reference)(op, backend, valid)
 
 
 def _wrong_indices(op: Op, sample: Sample) -> Iterator[Sample]:
     """Yield the call with one invalid index at a time, in each dtype that holds it."""
-    place = op.indices[0]
-    at = sample.inputs[place]
-    values = "no class" if op is ops.cross_entropy else "wrong"
+    values, limit = "no class" if op is ops.cross_entropy else "wrong", sample.inputs[op.indices[0]].limit
     for dtype in ("int64", "int32", "uint64"):
-        for seed in range(len(wrong_numbers(values, at.limit, dtype))):
-            data = replace(at, dtype=dtype, values=values, seed=seed)
-            yield replace(sample, inputs=(*sample.inputs[:place], data, *sample.inputs[place + 1 :]))
+        for seed in range(len(wrong_numbers(values, limit, dtype))):
+            yield sample.changed_at((op.indices[0],), functools.partial(replace, dtype=dtype, values=values, seed=seed))
 
 
 @check
@@ -592,7 +593,6 @@ def _compare_numeric(op: Op, backend: Backend, sample: Sample, what: str, value:
 
 def _moves(a: Any) -> bool:
     return isinstance(a, np.ndarray) and a.dtype.kind in "fc"
-
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from polyarr import ops
 from polyarr.core.op import Op
+from polyarr.core.spec import INEXACT
 from polyarr.testing.samples import elementwise
 from polyarr.testing.samples.entry import Entry
 from polyarr.testing.samples.large import LINE
@@ -80,11 +81,14 @@ EXTRA[ops.fill] = [
     for value in values
 ]
 EXTRA[ops.iota] = [
-    Sample((start, step), {"size": 1000, "dtype": dtype})
-    for start, step, dtype in (
+    *(Sample((0.5, 1), {"size": 3001, "dtype": d.name}) for d in INEXACT),
+    *(Sample((100, -3), {"size": 67, "dtype": dtype}) for dtype in ("int8", "int16")),
+    *(Sample((1, 3), {"size": 67, "dtype": dtype}) for dtype in ("uint8", "uint16")),
+    *(Sample((start, step), {"size": 1000, "dtype": dtype}) for start, step, dtype in (
         (0.0, 0.1, "float32"), (0.0, 0.1, "float64"), (2.5, -1 / 3, "float32"), (1e6, 0.1, "float32"),
         (2**53 + 1, 2, "int64"), (2**62, 2**40 + 1, "int64"), (-(2**31), 1, "int32"), (2**32 - 1000, 1, "uint32"),
-    )
+        (2**62, 2**40 + 1, "uint64"),
+    )),
 ]  # fmt: skip
 
 
@@ -133,6 +137,13 @@ _NARROW_SUMS = [
     ),
     Sample((Data((3, 70001), "int8", "offset"),), {"axis": 1}),  # above 2**22: too large for float16 and int16
 ]
+_IN_DTYPES = [  # sums in another dtype than the default
+    Sample((Data((5, 37), source, "positive"),), {"axis": 1, "dtype": dtype})
+    for source, dtype in (
+        ("float16", "float32"), ("bfloat16", "float64"), ("float32", "float64"), ("int8", "int32"), ("bool", "int32"),
+        ("uint8", "float32"), ("int32", "float64"), ("float32", "complex64"),
+    )
+]  # fmt: skip
 _x, _y = Data((2, *LINE), values="tenths"), Data((*LINE, 3), values="tenths", seed=1)
 _DEEP = [
     Sample((_x, _y)),
@@ -141,11 +152,14 @@ _DEEP = [
 ]
 _line = Data(LINE, values="tenths")
 _targets = Data((3000,), "int64", "below", limit=3, seed=1)
+_at, _tenths = Data(LINE, "int64", "below", seed=1), Data((*LINE, 2), values="tenths")
 EXTRA |= {
-    ops.sum: _NARROW_SUMS,
+    ops.sum: [*_NARROW_SUMS, *_IN_DTYPES, Sample((Data((9, 110_003), "uint16", "edges"),), {"axis": 1})],
+    ops.prod: [replace(sample, inputs=(replace(sample.inputs[0], shape=(5, 4)),)) for sample in _IN_DTYPES],
     ops.mean: _SUMS,
-    ops.cumulative_sum: _NARROW_SUMS,
+    ops.cumulative_sum: [*_NARROW_SUMS, *_IN_DTYPES],
     ops.logsumexp: _SUMS,
+    ops.scatter_add: [Sample((Data((3, 2)), replace(_at, limit=limit), _tenths), {"axis": 0}) for limit in (1, 3)],
     ops.var: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.std: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.vector_norm: _hundreds(((2, 1000), "hundreds"), axis=-1),

@@ -3,7 +3,10 @@
 import numpy as np
 
 from polyarr import ops
+from polyarr.core.spec import NARROW, int8, int64
+from tests.testing.negative_controls.side_effects import joining, rounded_once
 from tests.testing.negative_controls.sizes import spoilt
+from tests.testing.negative_controls.table import differs, fault
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -38,3 +41,47 @@ spoilt(
     lambda y, x: np.copyto(y, y[:1]),
     {"matrices-cholesky": r"L L\^H \(\w+\) differs at"},
 )
+
+# ---- sums and sequences in other dtypes ----------------------------------------------------------------------------
+
+for _op in (ops.sum, ops.prod, ops.cumulative_sum):
+    spoilt(
+        _op,
+        f"{_op.name}: a wider dtype than that of x is only a conversion of the result",
+        lambda out, x, *, dtype, **p: x.dtype in NARROW and dtype not in NARROW,
+        lambda y, x: np.copyto(y, y.astype(x.dtype).astype(y.dtype)),
+        {f"numbers-{_op.name}": differs(dtype="float32")},
+    )
+spoilt(
+    ops.sum,
+    "sum: uint16 is added in 32 bits",
+    lambda out, x, *, dtype, **p: x.dtype == np.uint16 and dtype == np.uint64,
+    lambda y, x: np.bitwise_and(y, 2**31 - 1, out=y),
+    {"numbers-sum": differs(dtype="uint64")},
+)
+spoilt(
+    ops.iota,
+    "iota: float16 counts in float16",
+    lambda out, *numbers, **p: out.dtype == np.float16,
+    lambda y, start, step, *like: np.copyto(y, np.arange(y.size).astype(y.dtype) * y.dtype.type(step) + start),
+    {"numbers-iota": differs(dtype="float16")},
+)
+spoilt(
+    ops.iota,
+    "iota: uint64 counts in 32 bits",
+    lambda out, *numbers, **p: out.dtype == np.uint64,
+    lambda y, *numbers: np.bitwise_and(y, 2**32 - 1, out=y),
+    {"numbers-iota": differs(dtype="uint64")},
+)
+spoilt(
+    ops.take,
+    "take: a negative index of 32 bits is that of the first element",
+    lambda out, x, at, **p: at.dtype == np.int32 and (at < 0).any(),
+    lambda y, x, at: y.fill(0),
+    {"indices-embedding": differs()},
+)
+
+
+@fault("numpy", {"backend-joined": r"compiled ops of int8\[5, 33\] have other bits than the ops"})
+def fused_integers_do_not_wrap_around(backend):
+    return joining(rounded_once({int8: int64}), of=(ops.multiply, ops.add, ops.greater))(backend)
