@@ -88,10 +88,10 @@ def _windows_of(x: tuple, weight: tuple, params: dict[str, Any]) -> tuple[int, .
     return naive.Windows(x[1:-1], weight[1:-1], **where).out
 
 
-def _with_gradient(of: str) -> tuple[Call, ...]:
+def _with_gradient(of: str, convs: tuple[tuple[tuple, tuple, dict[str, Any]], ...] = CONVS) -> tuple[Call, ...]:
     """Return the calls for the gradient of one input of a convolution."""
     found = []
-    for x, weight, params in CONVS:
+    for x, weight, params in convs:
         g = (x[0], *_windows_of(x, weight, params), weight[0])
         other, gone = (weight, x) if of == "x" else (x, weight)
         found.append((g, other, {**params, "shape": gone[1:-1]}))
@@ -191,3 +191,22 @@ _entry(
     ),
     "reduction",
 )
+
+# ---- calls that are made in promises.py and not drawn --------------------------------------------------------------
+
+# Groups of four channels, of a sequence that is padded on one side, and of volumes; windows of more than 256 elements.
+GROUPS: tuple[tuple[tuple, tuple, dict[str, Any]], ...] = (
+    ((1, 5, 6, 16), (16, 3, 2, 4), {"padding": 1, "groups": 4}),
+    ((2, 9, 6), (6, 3, 1), {"padding": ((2, 0),), "groups": 6}),
+    ((1, 3, 4, 5, 4), (4, 2, 3, 1, 2), {"stride": (2, 1, 1), "padding": 1, "groups": 2}),
+)  # fmt: skip
+_PLANE: Call = ((1, 19, 18, 2), {"kernel": (17, 16), "stride": 1})
+_MORE: dict[Op, tuple[Call, ...]] = {
+    ops.conv_product: GROUPS,
+    ops.conv_input_gradient: _with_gradient("x", GROUPS),
+    ops.conv_weight_gradient: _with_gradient("weight", GROUPS),
+    ops.conv: tuple((x, weight, None, params) for x, weight, params in GROUPS),
+    **dict.fromkeys((ops.max_pool, ops.mean_pool), (_PLANE,)),
+}
+for _called, _more in _MORE.items():
+    CALLS[_called] = (*CALLS[_called], *_more)

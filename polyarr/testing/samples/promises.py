@@ -6,6 +6,7 @@ Values and gradients are compared as in all checks; drawn examples seldom or nev
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from polyarr import ops
 from polyarr.core.op import Op
@@ -112,6 +113,28 @@ _far, _farther = (Data((65,), "complex64", "spread", seed=seed, limit=-(10**38))
 _add(VALUES, [ops.abs, ops.sign, ops.sqrt, ops.log, ops.reciprocal], Sample((_far,)))
 _add(VALUES, [ops.divide], Sample((_far, _farther)))
 
+# complex numbers that differ in one part, or are not finite in one
+_pair = Data((9, 33), "complex64", "ties"), Data((9, 33), "complex64", "ties", seed=1)
+_add(VALUES, (ops.equal, ops.not_equal, ops.logical_and, ops.logical_or, ops.logical_xor), Sample(_pair))
+_add(VALUES, [ops.logical_not], Sample(_pair[:1]))
+_add(VALUES, [ops.astype], *(Sample(_pair[:1], {"dtype": dtype}) for dtype in ("bool", "complex128")))
+_add(VALUES, (ops.isnan, ops.isinf, ops.isfinite), Sample((Data((9, 33), "complex64", "nonfinite"),)))
+
+# ---- inputs of two dtypes ------------------------------------------------------------------------------------------
+
+for _dtype, _other in (("float16", "float32"), ("bfloat16", "float32"), ("float32", "float16")):
+    _few, _rows, _planes = Data((6,), _dtype, seed=1), Data((4, 6), _dtype), Data((3, 4, 6), _dtype)
+    _bias = Data((6,), _other, seed=2)
+    for _weights in ((_few, _bias), (_bias, _few)):
+        _add(VALUES, [ops.layer_norm], Sample((_rows, *_weights), {"eps": 0.1}))
+        _add(VALUES, [ops.batch_norm], Sample((_planes, *_weights), {"eps": 0.1}))
+        _add(VALUES, [ops.group_norm], Sample((_planes, *_weights), {"eps": 0.1, "groups": 2}))
+    _add(VALUES, [ops.linear], Sample((_rows, Data((6, 6), _dtype, seed=1), _bias), {"activation": None}))
+    _add(VALUES, [ops.conv], Sample((_planes, Data((6, 2, 6), _dtype, seed=1), _bias)))
+for _dtype, _other in itertools.product(("float32", "float16"), ("float16", "bfloat16", "float32")):
+    _quantized = Data((3, 64), _dtype), Data((5, 64), "int8", "wide"), Data((5,), _other, "positive", seed=1)  # scales
+    _add(VALUES, [ops.quantized_linear], Sample((*_quantized, None), {"activation": None}))
+
 # ---- empty axes ----------------------------------------------------------------------------------------------------
 
 for _shape, _axis in (((0,), 0), ((3, 0), 1), ((0, 3), 0), ((0, 3), None), ((2, 0, 3), (0, 1)), ((3, 0), 0)):
@@ -119,6 +142,9 @@ for _shape, _axis in (((0,), 0), ((3, 0), 1), ((0, 3), 0), ((0, 3), None), ((2, 
 for _n, _correction in ((1, 1.0), (2, 2.0), (3, 5.0)):  # too few elements for the correction
     _add(VALUES, (ops.var, ops.std), Sample((Data((_n, 4)),), {"axis": 0, "correction": _correction}))
 _add(GRADIENTS, _PRODUCTS, Sample((Data((3, 0)), Data((0, 4)))), Sample((Data((2, 3, 0)), Data((2, 0, 4)))))
+_bias = Data((4,), seed=1)
+for _activation in (None, "silu"):  # of no inputs, a layer returns its activated bias
+    _add(GRADIENTS, [ops.linear], Sample((Data((3, 0)), Data((4, 0)), _bias), {"activation": _activation}))
 for _shape in ((0, 5, 3), (2, 5, 0)):  # beside the axis that is indexed
     _empty, _into = Data(_shape), Data((_shape[0], 4, _shape[2]), seed=1)
     _at = Data((4,), "int64", "unique", limit=5)
@@ -156,6 +182,11 @@ for _shape in ((2, 9, 8), (1, 70, 64)):  # scores above 100, whose exponentials 
         _params = {"causal": _causal, "scale": None, "dropout_rate": 0.0}
         _add(VALUES, [ops.attention], Sample((*_arrays, _mask, 0, 3), _params))
 
+for _shape, _scale in itertools.product(((2, 1, 8), (1, 70, 64)), (-0.5, 0.0)):  # products near -inf or of any size
+    _params = {"causal": False, "scale": _scale, "dropout_rate": 0.0}
+    _keys = Data((*_shape[:1], 70, *_shape[2:]), seed=1)
+    _add(GRADIENTS, [ops.attention], Sample((Data(_shape), _keys, replace(_keys, seed=2), None, 0, 3), _params))
+
 _high = (*(Data((1, 70, 64), "float16", "hundreds", seed=i) for i in (0, 1)), Data((1, 70, 64), "float16", seed=2))
 _params = {"causal": False, "scale": None, "dropout_rate": 0.0}
 _add(VALUES, [ops.attention], Sample((*_high, None, 0, 3), _params))  # scores too large for float16
@@ -166,3 +197,6 @@ for _op in images.SAMPLES:
     for *_shapes, _params in images.CALLS[_op]:
         _images = [None if s is None else Data(s, seed=i, values="distinct") for i, s in enumerate(_shapes)]
         _add(GRADIENTS, [_op], Sample(tuple(_images), _params))
+for _padding in (0, 1):  # the largest element is -inf
+    _params = {"kernel": 1 + _padding, "padding": _padding}
+    _add(VALUES, [ops.max_pool], Sample((Data((12, 5, 37), values="odd rows"),), _params))

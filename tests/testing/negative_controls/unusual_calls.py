@@ -3,10 +3,12 @@
 import numpy as np
 
 from polyarr import ops
-from polyarr.core.spec import NARROW, int8, int64
+from polyarr.core.spec import NARROW, bfloat16, float32, int8, int64
+from polyarr.testing import naive, references
+from tests.testing.negative_controls.convolutions import computed
 from tests.testing.negative_controls.side_effects import joining, rounded_once
 from tests.testing.negative_controls.sizes import spoilt
-from tests.testing.negative_controls.table import differs, fault
+from tests.testing.negative_controls.table import differs, fault, kernels
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -85,3 +87,81 @@ spoilt(
 @fault("numpy", {"backend-joined": r"compiled ops of int8\[5, 33\] have other bits than the ops"})
 def fused_integers_do_not_wrap_around(backend):
     return joining(rounded_once({int8: int64}), of=(ops.multiply, ops.add, ops.greater))(backend)
+
+
+# ---- complex numbers that differ in one part -------------------------------------------------------------------------
+
+for _op, _of_real in ((ops.equal, np.equal), (ops.isnan, np.isnan)):
+    spoilt(
+        _op,
+        f"{_op.name}: of complex numbers, the real parts are looked at",
+        lambda out, *bufs: all(getattr(b, "dtype", None) == np.complex64 for b in bufs),
+        lambda y, *bufs, fn=_of_real: np.copyto(y, fn(*(b.real for b in bufs))),
+        {f"promised-{_op.name}": differs(dtype="bool")},
+    )
+
+# ---- networks ------------------------------------------------------------------------------------------------------
+
+
+def planted(op, name, fn):
+    kernels("numpy", {f"promised-{op.name}": differs()}, {op: fn}, name)
+
+
+def linear(out, x, weight, bias, *, activation):
+    with np.errstate(all="ignore"):
+        found = references.linear(x, weight, bias, activation=activation)
+    return np.asarray(found if x.shape[-1] else np.zeros(out.shape)).astype(out.dtype)
+
+
+def attention(out, q, k, v, mask, key, counter, *, scale, causal, dropout_rate):
+    found = references.attention(
+        q, k, v, mask, key, counter, scale=abs(scale), causal=causal, dropout_rate=dropout_rate
+    )
+    return found.astype(out.dtype)
+
+
+def layer_norm(out, x, weight, bias, *, eps):
+    bias = bias if bias is None or bias.dtype == x.dtype else np.resize(bias.view(x.dtype), bias.shape)
+    wide = (a if a is None else a.astype("d") for a in (x, weight, bias))
+    with np.errstate(all="ignore"):
+        return references.layer_norm(*wide, eps=eps).astype(out.dtype)
+
+
+def quantized_linear(out, x, codes, scale, bias, *, activation):
+    scale = scale.view(bfloat16) if scale.dtype == np.float16 else scale
+    bias = None if bias is None else bias.astype(float32)
+    wide = x.astype(float32), codes, scale.astype(float32), bias
+    return references.quantized_linear(*wide, activation=activation).astype(out.dtype)
+
+
+planted(ops.linear, "linear: a layer without inputs has no bias", linear)
+planted(ops.attention, "attention: the sign of the scale is lost", attention)
+planted(ops.layer_norm, "layer_norm: a bias of another dtype is read in that of x", layer_norm)
+planted(ops.quantized_linear, "quantized_linear: scales of float16 are read as bfloat16", quantized_linear)
+
+
+def of_groups(x, weight, *, groups, **params):
+    if groups > 1 and weight.shape[-1] == 4:  # channels of a group
+        x = x.reshape(*x.shape[:-1], groups, 4)[..., [0, 2, 1, 3]].reshape(x.shape)
+    return naive.conv_product(x, weight, groups=groups, **params)
+
+
+def of_lines(x, weight, *, groups, padding, **params):
+    if groups > 1 and x.ndim == 3:
+        padding = ((0, sum(padding[0])),)
+    return naive.conv_product(x, weight, groups=groups, padding=padding, **params)
+
+
+planted(ops.conv_product, "conv_product: two of the four channels of groups are exchanged", computed(of_groups))
+planted(ops.conv_product, "conv_product: the padding of groups of sequences follows them", computed(of_lines))
+for _name, _when in (
+    ("the largest of -inf is the least finite number", lambda y: np.isneginf(y)),
+    ("an element past the 256th of a window is not found", lambda y: np.arange(y.size).reshape(y.shape) == y.size - 1),
+):
+    planted(
+        ops.max_pool,
+        f"max_pool: {_name}",
+        lambda out, x, *, kernel, hit=_when, **p: (
+            lambda y: np.where(hit(y) & (np.isneginf(y) | (np.prod(kernel) > 256)), -3e38, y).astype(out.dtype)
+        )(naive.max_pool(x.astype("d"), kernel=kernel, **p)),
+    )
