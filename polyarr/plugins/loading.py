@@ -26,6 +26,7 @@ import pluggy
 
 from polyarr.core.errors import BackendError
 from polyarr.plugins.hooks import API, GROUP, BackendSpec, Hooks
+from polyarr.settings import is_on
 
 BUILT_IN = {"numpy": "polyarr.backends.numpy", "opencl": "polyarr.backends.opencl"}
 THIS_PROCESS = "this process"  # distribution of plugins added by register_plugin
@@ -222,7 +223,7 @@ class Loader:
             raise
         except BaseException as error:  # a plugin may call sys.exit() on import
             self._loaded[source] = failure = PluginFailure(*source[:2], stage, error)
-            if is_strict():
+            if is_on("POLYARR_STRICT_PLUGINS"):
                 del self._loaded[source]
                 raise BackendError(str(failure)) from error
             return failure
@@ -271,11 +272,6 @@ class Loader:
         if text not in self._warned:
             self._warned.add(text)
             warnings.warn(text, PluginWarning, stacklevel=2)
-
-
-def is_strict() -> bool:
-    """Return whether failures of plugins are raised instead of recorded."""
-    return os.environ.get("POLYARR_STRICT_PLUGINS", "") not in ("", "0")
 
 
 def _check(spec: BackendSpec) -> None:

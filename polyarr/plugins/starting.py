@@ -24,11 +24,11 @@ from polyarr.plugins.loading import (
     Plugin,
     PluginFailure,
     PluginWarning,
-    is_strict,
     plugin_title,
     reason_of,
     report_if_slow,
 )
+from polyarr.settings import is_on
 
 Row = TypeVar("Row")
 
@@ -213,7 +213,7 @@ def ask_plugin(plugin: Plugin, stage: str, ask: Callable[[], Row], otherwise: Ro
         raise
     except BaseException as error:
         failure = PluginFailure(plugin.distribution, plugin.entry_point, stage, error)
-        if is_strict():
+        if is_on("POLYARR_STRICT_PLUGINS"):
             raise BackendError(str(failure)) from error
         _registry.failed_hooks[key] = failure
         _registry.loader.warn(failure)
