@@ -93,14 +93,6 @@ def _nothing() -> None:
     """Return at once: the default `synchronize`, of a backend whose kernels have finished when they return."""
 
 
-def _no_memory_report() -> dict[str, int]:
-    return {}
-
-
-def _no_peaks() -> Mapping[str, float]:
-    return {}
-
-
 def family_of(name: str) -> str:
     """Return the registered name of a backend, without its device: "opencl" for "opencl:1"."""
     return name.partition(":")[0]
@@ -226,12 +218,12 @@ class Backend(NamedTuple):
     synchronize: Callable[[], None] = _nothing
     dtypes: frozenset[np.dtype] = frozenset(DTYPES) - {*COMPLEX}
     hardware: str = "cpu"
-    memory: Callable[[], dict[str, int]] = _no_memory_report
+    memory: Callable[[], dict[str, int]] = dict
     unordered: frozenset[Any] = frozenset()
     guarded: Callable[[], AbstractContextManager] | None = None
     flushes: frozenset[np.dtype] = frozenset()
     observing: Callable[[Callable[[Launch], None]], AbstractContextManager[Any]] | None = None
-    peaks: Callable[[], Mapping[str, float]] = _no_peaks
+    peaks: Callable[[], Mapping[str, float]] = dict
     tuning: Tuning | None = None
     reads: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
     precisions: Mapping[Any, tuple[str, ...]] = MappingProxyType({})
