@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from polyarr.atomic import write_whole
 from polyarr.core.backend import Backend, Fused, family_of
 from polyarr.core.errors import BackendError
 from polyarr.core.groups import groups, offer
@@ -155,10 +156,11 @@ class Recorder:
         if self.report["verdict"] not in WITHOUT_FAILURE and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if "report" in self.files:
-            _write(self.files["report"], json.dumps(self.report, indent=1) + "\n")
+            write_whole(self.files["report"], f"{json.dumps(self.report, indent=1)}\n".encode())
             _journal(self.files["report"]).unlink(missing_ok=True)
         if "html" in self.files:
-            _write(self.files["html"], load("polyarr.testing.page", "--polyarr-html").render(self.report))
+            page = load("polyarr.testing.page", "--polyarr-html").render(self.report)
+            write_whole(self.files["html"], page.encode())
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print a block per backend: verdict, counts, causes of failures, reasons of skips, and the files written."""
@@ -406,13 +408,3 @@ def _writable(option: str, name: str) -> Path:
 def _journal(report: Path) -> Path:
     """Return the path of the journal: one line per result, which remains if the process ends before the report."""
     return report.with_name(f"{report.name}.journal")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
