@@ -373,28 +373,28 @@ def check_determinism(op: Op, backend: Backend, sample: Sample) -> None:
 
 def uses_unordered_op(op: Op, backend: Backend, sample: Sample) -> bool:
     """Return whether the op or its gradient runs one of backend.unordered."""
-    met: list[Op] = []
+    called: set[Op] = set()
+    watched = recording_calls(backend, called)
+    with use_backend(watched):
+        op(*sample.arrays(watched), **sample.params)
+        _gradients(op, watched, sample)
+    return not called.isdisjoint(backend.unordered)
 
-    def noted(found: Op, kernel: Callable) -> Callable:
+
+def recording_calls(backend: Backend, called: set[Op]) -> Backend:
+    """Return the backend with kernels that add their op to `called`."""
+
+    def noted(op: Op, kernel: Any) -> Any:
+        if isinstance(kernel, Fused):
+            return kernel._replace(forward=noted(op, kernel.forward), backward=noted(op, kernel.backward))
+
         def run(*args: Any, **params: Any) -> Any:
-            met.append(found)
+            called.add(op)
             return kernel(*args, **params)
 
         return run
 
-    kernels = dict(backend.kernels)
-    for found in backend.unordered & kernels.keys():
-        kernel = kernels[found]
-        if isinstance(kernel, Fused):
-            forward, backward = noted(found, kernel.forward), noted(found, kernel.backward)
-            kernels[found] = kernel._replace(forward=forward, backward=backward)
-        else:
-            kernels[found] = noted(found, kernel)
-    watched = backend._replace(kernels=kernels)
-    with use_backend(watched):
-        op(*sample.arrays(watched), **sample.params)
-        _gradients(op, watched, sample)
-    return bool(met)
+    return backend._replace(kernels={op: noted(op, kernel) for op, kernel in backend.kernels.items()})
 
 
 @check

@@ -10,16 +10,15 @@ import contextlib
 import json
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from polyarr.core.backend import Backend, Fused
+from polyarr.core.backend import Backend
 from polyarr.core.current import use_backend
 from polyarr.core.op import Op
 from polyarr.testing import backend_checks, covered
 from polyarr.testing.cases import Case, Effort, cases, effort_of, first_example
-from polyarr.testing.checks import TO_REPRODUCE, gradients_of
+from polyarr.testing.checks import TO_REPRODUCE, gradients_of, recording_calls
 from polyarr.testing.compare import CheckFailure, Lacking, NotOffered
 from polyarr.testing.samples import SAMPLES
 
@@ -103,7 +102,7 @@ def _run_case(case: Case, backend: Backend, effort: Effort, request: pytest.Fixt
         reason, where, snippet = _described(case, backend, found)
         # The fixture record_property does the same, and warns with pytest's own default for --junitxml.
         facts += [("polyarr_reason", reason), ("polyarr_snippet", snippet)]
-        facts.append(("polyarr_uses", " ".join(sorted(_uses(case, backend)))))
+        facts.append(("polyarr_uses", " ".join(sorted(op.name for op in _uses(case, backend)))))
         pytest.fail("\n".join(filter(None, (reason, where, snippet))), pytrace=False)
 
 
@@ -120,23 +119,10 @@ OUT_OF_PROCESS = ("program-cache", "first-calls", "calls")  # checks that run in
 WITH_OTHERS = ("backend", "layer", "captured", "batched")  # checks that call ops beside the one that they are about
 
 
-def _uses(case: Case, backend: Backend) -> set[str]:
-    """Return the names of the ops whose kernels a case calls, judged by one example."""
-    called: set[str] = set()
-
-    def watched(op: Op, call: Callable) -> Callable:
-        def run(*args: Any, **params: Any) -> Any:
-            called.add(op.name)
-            return call(*args, **params)
-
-        return run
-
-    def changed(op: Op, kernel: Any) -> Any:
-        if isinstance(kernel, Fused):
-            return kernel._replace(forward=watched(op, kernel.forward))
-        return watched(op, kernel)
-
-    recording = backend._replace(kernels={op: changed(op, kernel) for op, kernel in backend.kernels.items()})
+def _uses(case: Case, backend: Backend) -> set[Op]:
+    """Return the ops whose kernels a case calls, judged by one example."""
+    called: set[Op] = set()
+    recording = recording_calls(backend, called)
     with contextlib.suppress(Exception):
         if case.check in WITH_OTHERS:
             if case.subject not in OUT_OF_PROCESS:
