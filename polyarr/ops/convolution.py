@@ -431,9 +431,8 @@ def conv_transpose(
 ):
     """Return the transposed convolution of x with weight, plus bias. The channels are the last axis.
 
-    For every element of x, its filter is added to the result at its position. Along each spatial axis the result has
-    length (length - 1) * stride - padding + dilation * (kernel - 1) + 1 + output_padding. The function
-    polyarr.conv_transpose calls this op, and takes other layouts and leading axes.
+    The function polyarr.conv_transpose, which says how long the result is, calls this op, and takes other layouts and
+    leading axes.
 
     Args:
         x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.

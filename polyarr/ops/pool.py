@@ -224,10 +224,8 @@ def _resize_rule(x, *, shape, scale, mode, align_corners):
 def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=False):
     """Return x resized along its spatial axes.
 
-    Point i of m over n elements lies at floor(i n / m) with mode "nearest". With "linear" it lies between two elements,
-    at (i + 1/2) n / m - 1/2, or with align_corners at i (n - 1) / (m - 1), and "cubic" weighs four elements around the
-    same point (Keys's cubic convolution). If scale is given, it stands for m / n. The function polyarr.interpolate
-    calls this op, and takes other layouts and leading axes.
+    The function polyarr.interpolate, which says where the points lie, calls this op, and takes other layouts and
+    leading axes.
 
     Args:
         x: Floating-point array (b, *lengths, c), with 1 to 3 spatial axes.
