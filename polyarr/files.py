@@ -47,8 +47,7 @@ def read_regular(path: str | Path, most: int) -> bytes:
     """Return the contents of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: As `open_regular`.
-        ValueError: As `open_regular`.
+        OSError, ValueError: As `open_regular`.
     """
     with open_regular(path, most) as file:
         return file.read(os.fstat(file.fileno()).st_size)  # even if it grows meanwhile
@@ -58,8 +57,7 @@ def append_to(path: str | Path) -> BinaryIO:
     """Open a regular file for appending; it is created if it does not exist.
 
     Raises:
-        OSError: As `open_regular`.
-        ValueError: As `open_regular`.
+        OSError, ValueError: As `open_regular`.
     """
     if os.path.lexists(path):
         check_regular(path)
@@ -76,8 +74,7 @@ class HeldFile:
         file: An open file; None: opens `path`.
 
     Raises:
-        OSError: As `open_regular`.
-        ValueError: As `open_regular`.
+        OSError, ValueError: As `open_regular`.
     """
 
     def __init__(self, path: str | Path, file: BufferedReader | None = None) -> None:
@@ -96,8 +93,7 @@ class HeldFile:
         """Return `count` bytes from byte `start` on.
 
         Raises:
-            OSError: As `read_into`.
-            ValueError: As `read_into`.
+            OSError, ValueError: As `read_into`.
         """
         found = bytearray(count)
         self.read_into(start, found)

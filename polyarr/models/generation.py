@@ -172,8 +172,7 @@ def sample(
 
     Raises:
         ShapeError: As in `stream`; or the prompts are to be scored and do not fit into the context of the model.
-        TypeError: As in `stream`.
-        ValueError: As in `stream`.
+        TypeError, ValueError: As in `stream`.
     """
     how = Sampling(**sampling)
     _check(tokens, max_new_tokens, padding, seed, vocab_size)
