@@ -17,7 +17,7 @@ from polyarr.core.backend import Backend
 from polyarr.core.errors import ShapeError
 from polyarr.core.keywords import explained
 from polyarr.core.names import answering
-from polyarr.core.spec import INEXACT, Spec, as_dtype, check_kind, complex64, complex128, complex_of, float32, shown
+from polyarr.core.spec import COMPLEX, INEXACT, Spec, as_dtype, check_kind, complex_of, float32, shown
 from polyarr.creation import asarray
 from polyarr.ops.shape import one_axis, part_of
 from polyarr.ops.validation import check_array, number, whole, wholes, within
@@ -39,8 +39,6 @@ __all__ = [
     "rfftn",
 ]
 
-
-_COMPLEX = (complex64, complex128)
 
 # ---- complex transforms ------------------------------------------------------------------------------------------
 
@@ -400,10 +398,7 @@ def _transforms_of(
 
 def _as_complex(op: str, x: Array) -> Array:
     """Return x with a complex dtype of the same precision."""
-    dtype = x.dtype
-    if dtype in _COMPLEX:
-        return x
-    return ops.astype(x, dtype=complex_of(dtype))
+    return x if x.dtype in COMPLEX else ops.astype(x, dtype=complex_of(x.dtype))
 
 
 def _fitted(x: Array, axis: int, n: int) -> Array:
