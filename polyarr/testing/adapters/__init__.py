@@ -138,6 +138,26 @@ def leaving_out() -> Iterator[None]:
         raise Absent
 
 
+def as_slices(starts: tuple, steps: tuple, shape: tuple) -> tuple[slice, ...]:
+    """Return the parameters of the op slice as Python's slices, for libraries that have negative steps."""
+    slices = []
+    for start, step, n in zip(starts, steps, shape, strict=True):
+        end = start + n * step
+        slices.append(slice(start, None if end < 0 else end, step) if n else slice(0, 0))
+    return tuple(slices)
+
+
+def absent_if(is_lacking: Callable[[Any], bool], function: Callable) -> Callable:
+    """Return a function of matrices that raises Absent for those that the framework does not have it for."""
+
+    def run(x: Any, *others: Any) -> Any:
+        if is_lacking(x):
+            raise Absent
+        return function(x, *others)
+
+    return run
+
+
 def start(device: str) -> Backend:
     """Return the adapter for a name such as "torch:cpu" or "keras:jax".
 

@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops as K  # noqa: N812  the customary name
 
 from polyarr.core.errors import BackendError
-from polyarr.testing.adapters import Absent, Framework
+from polyarr.testing.adapters import Absent, Framework, absent_if
 
 # Name of a Keras backend -> (module of this package, device): the autograd and the tensors that Keras runs on.
 UNDERNEATH = {"jax": ("xla", "cpu"), "torch": ("pytorch", "cpu"), "tensorflow": ("tensorflow_eager", "CPU:0")}
@@ -369,13 +369,7 @@ def interpolate(x: Any, *, shape: Any, scale: Any, mode: str, align_corners: boo
 
 def of_matrices(function: Callable) -> Callable:
     """Return a function of real matrices, which Keras does not have for 16-bit floats."""
-
-    def run(x: Any, *others: Any) -> Any:
-        if is_narrow(x) or is_complex(x):
-            raise Absent
-        return function(x, *others)
-
-    return run
+    return absent_if(lambda x: is_narrow(x) or is_complex(x), function)
 
 
 def hermitian(function: Callable) -> Callable:
@@ -406,8 +400,10 @@ def dft_to_real(x: Any, *, n: int, inverse: bool, scale: float) -> Any:
 
 # ---- the table ---------------------------------------------------------------------------------------------------
 
+# Functions with the name and the parameters of the op.
 SAME = """negative abs square reciprocal exp expm1 log log1p log2 log10 sqrt rsqrt sin cos tan sinh cosh tanh erf
-sigmoid relu silu isnan isinf isfinite signbit logical_not real""".split()
+sigmoid relu silu isnan isinf isfinite signbit logical_not real broadcast_to expand_dims squeeze flip moveaxis roll
+repeat tril triu stack matmul outer tensordot softmax log_softmax""".split()
 SAME_OF_TWO = """add subtract multiply divide maximum minimum hypot logaddexp equal not_equal less less_equal greater
 greater_equal bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor nextafter bitwise_left_shift
 bitwise_right_shift""".split()
@@ -425,28 +421,18 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "where": lambda condition, x, y: K.where(condition, *as_tensors(x, y)),
     "astype": lambda x, *, dtype: K.cast(x, dtype.name), "reshape": lambda x, *, shape: K.reshape(x, shape),
     "permute_dims": lambda x, *, axes: K.transpose(x, axes),
-    "broadcast_to": lambda x, *, shape: K.broadcast_to(x, shape), "slice_update": slice_update,
-    "expand_dims": lambda x, *, axis: K.expand_dims(x, axis), "squeeze": lambda x, *, axis: K.squeeze(x, axis),
-    "matrix_transpose": lambda x: K.swapaxes(x, -1, -2), "flip": lambda x, *, axis: K.flip(x, axis),
-    "moveaxis": lambda x, *, source, destination: K.moveaxis(x, source, destination),
+    "slice_update": slice_update, "matrix_transpose": lambda x: K.swapaxes(x, -1, -2),
     "unstack": lambda x, *, axis: tuple(K.unstack(x, axis=axis)),
     "split": lambda x, *, indices_or_sections, axis: tuple(K.split(x, indices_or_sections, axis)),
-    "pad": pad,
-    "roll": lambda x, *, shift, axis: K.roll(x, shift, axis),
-    "tile": lambda x, *, repetitions: K.tile(x, repetitions),
-    "repeat": lambda x, *, repeats, axis: K.repeat(x, repeats, axis), "tril": lambda x, *, k: K.tril(x, k),
-    "triu": lambda x, *, k: K.triu(x, k), "concat": lambda arrays, *, axis: K.concatenate(arrays, axis),
-    "stack": lambda arrays, *, axis: K.stack(arrays, axis), "take": take, "take_along_axis": take_along_axis,
-    "scatter_add": scatter_add, "sort": sort, "argsort": argsort, "topk": topk,
-    "argtopk": argtopk, "fill": fill,
+    "pad": pad, "tile": lambda x, *, repetitions: K.tile(x, repetitions),
+    "concat": lambda arrays, *, axis: K.concatenate(arrays, axis), "take": take, "take_along_axis": take_along_axis,
+    "scatter_add": scatter_add, "sort": sort, "argsort": argsort, "topk": topk, "argtopk": argtopk, "fill": fill,
     **{name: reduction(getattr(K, name)) for name in (
         "sum", "prod", "max", "min", "any", "all", "mean", "var", "std", "logsumexp",
     )},
     "argmax": index_reduction(K.argmax), "argmin": index_reduction(K.argmin), "vector_norm": vector_norm,
     "cumulative_sum": lambda x, *, axis, dtype: K.cumsum(x, axis=axis, dtype=dtype.name),
-    "matrix_product": K.matmul, "matmul": K.matmul, "outer": K.outer,
-    "tensordot": lambda x, y, *, axes: K.tensordot(x, y, axes), "linear": linear,
-    "softmax": lambda x, *, axis: K.softmax(x, axis), "log_softmax": lambda x, *, axis: K.log_softmax(x, axis),
+    "matrix_product": K.matmul, "linear": linear,
     "gelu": lambda x, *, approximate: K.gelu(x, approximate=approximate == "tanh"), "layer_norm": layer_norm,
     "rms_norm": rms_norm, "batch_norm": batch_norm, "batch_norm_inference": batch_norm_inference,
     "cross_entropy": cross_entropy, "attention": attention,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  the customary name
 
 from polyarr.core.spec import DTYPES
-from polyarr.testing.adapters import Absent
+from polyarr.testing.adapters import Absent, absent_if
 
 TORCH = {dtype: getattr(torch, dtype.name) for dtype in DTYPES}
 NARROW = (torch.float16, torch.bfloat16)
@@ -228,13 +228,7 @@ def tensordot(x: Tensor, y: Tensor, *, axes: Any) -> Tensor:
 
 def of_matrices(function: Callable) -> Callable:
     """Return a function of matrices, which PyTorch does not have for 16-bit floats."""
-
-    def run(x: Tensor, *others: Any) -> Any:
-        if x.dtype in NARROW:
-            raise Absent
-        return function(x, *others)
-
-    return run
+    return absent_if(lambda x: x.dtype in NARROW, function)
 
 
 def hermitian(function: Callable) -> Callable:

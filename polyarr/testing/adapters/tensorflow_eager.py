@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from polyarr.core.spec import FLOATS
-from polyarr.testing.adapters import Framework
+from polyarr.testing.adapters import Framework, as_slices
 
 
 def framework(device: str) -> Framework:
@@ -47,8 +47,4 @@ def conj(x: tf.Tensor) -> tf.Tensor:
 
 
 def slice_(x: tf.Tensor, starts: tuple, *, steps: tuple, shape: tuple) -> tf.Tensor:
-    slices = []
-    for start, step, n in zip(starts, steps, shape, strict=True):
-        end = start + n * step
-        slices.append(slice(start, None if end < 0 else end, step) if n else slice(0, 0))
-    return x[tuple(slices)]
+    return x[as_slices(starts, steps, shape)]
