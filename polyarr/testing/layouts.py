@@ -18,10 +18,6 @@ def _filler(dtype: np.dtype) -> Any:
     return np.nan if dtype in INEXACT else True if dtype.kind == "b" else np.iinfo(dtype).max
 
 
-def _plain(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return upload(host)
-
-
 def _transposed(host: np.ndarray, axis: int, upload: Callable) -> Array:
     return ops.permute_dims(upload(host.transpose()), axes=tuple(reversed(range(host.ndim))))
 
@@ -53,28 +49,20 @@ def _broadcast(host: np.ndarray, axis: int, upload: Callable) -> Array:
     return ops.broadcast_to(upload(first_slice(host, axis)), shape=host.shape)
 
 
-def _transposed_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return _transposed(host, axis, lambda a: _offset(a, axis, upload))
-
-
-def _broadcast_offset(host: np.ndarray, axis: int, upload: Callable) -> Array:
-    return ops.broadcast_to(_offset(first_slice(host, axis), axis, upload), shape=host.shape)
-
-
 def first_slice(host: np.ndarray, axis: int) -> np.ndarray:
     return host.take(range(min(1, host.shape[axis])), axis=axis) if host.ndim and host.size else host
 
 
 LAYOUTS: dict[str, Callable[[np.ndarray, int, Callable], Array]] = {
-    "plain": _plain,
+    "plain": lambda host, axis, upload: upload(host),
     "transposed": _transposed,
     "stepped": _stepped,
     "reversed": _reversed,
     "mirrored": _mirrored,
     "offset": _offset,
     "broadcast": _broadcast,
-    "transposed, offset": _transposed_offset,
-    "broadcast, offset": _broadcast_offset,
+    "transposed, offset": lambda host, axis, upload: _transposed(host, axis, lambda a: _offset(a, axis, upload)),
+    "broadcast, offset": lambda host, axis, upload: _broadcast(host, axis, lambda a: _offset(a, axis, upload)),
 }
 
 
