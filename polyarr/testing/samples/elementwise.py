@@ -109,11 +109,10 @@ def _binary(
     tolerance: str,
     smooth: tuple[str, str] | None,
     reference: Any = None,
-    values: tuple = EVERYTHING,
     zeros: bool = False,
 ) -> None:
     SAMPLES[op] = Entry(
-        lambda dtype: pairs(dtype, values, values, numbers),
+        lambda dtype: pairs(dtype, EVERYTHING, EVERYTHING, numbers),
         smooth and (lambda dtype: pairs(dtype, smooth[:1], smooth[1:], _positive_numbers)),
         reference or getattr(np, op.name),
         tolerance,

@@ -67,14 +67,18 @@ def ordinary(dtype: str) -> tuple[str, ...]:
     return ("normal", "ties") if is_narrow(dtype) else ("offset", "normal", "ties")
 
 
+def normal(dtype: str) -> tuple[str, ...]:
+    return ("normal",)
+
+
 def for_each(choices: Sequence[T], drawn: Callable[[str, T], SearchStrategy[Sample]]) -> Cases:
     """Return cases that draw one of the choices, and then from drawn(dtype, choice)."""
     return lambda dtype: st.sampled_from(choices).flatmap(memoized(partial(drawn, dtype)))
 
 
-def of_shape(values: Callable[[str], Sequence[str]], shapes: Sequence[tuple] = SHAPES, limit: int = 0) -> Cases:
+def of_shape(values: Callable[[str], Sequence[str]], shapes: Sequence[tuple] = SHAPES) -> Cases:
     """Return cases with one array of any of the shapes."""
-    return for_each(shapes, lambda dtype, shape: samples(datas(shape, dtype, values(dtype), limit=limit)))
+    return for_each(shapes, lambda dtype, shape: samples(datas(shape, dtype, values(dtype))))
 
 
 def narrow_first(sample: Callable[[str], Sample], cases: Cases) -> Cases:

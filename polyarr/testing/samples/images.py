@@ -9,7 +9,7 @@ from hypothesis.strategies import SearchStrategy
 from polyarr import ops
 from polyarr.core.op import Op
 from polyarr.testing import naive
-from polyarr.testing.samples.entry import Cases, Entry, dtypes, for_each, narrow_first, ordinary
+from polyarr.testing.samples.entry import Cases, Entry, dtypes, for_each, narrow_first, normal, ordinary
 from polyarr.testing.strategies import Data, Sample, datas, samples
 
 SAMPLES: dict[Op, Entry] = {}
@@ -28,16 +28,12 @@ def _calls(calls: Sequence[Call], values: Callable[[str], Sequence[str]] = ordin
     return for_each(range(len(calls)), lambda dtype, i: _call(values, dtype, calls[i]))
 
 
-def _normal(dtype: str) -> tuple[str, ...]:
-    return ("normal",)
-
-
 def _decided(dtype: str) -> tuple[str, ...]:
     """Return rules with ties, of which the first gets the gradient; no ties in float64, for central differences."""
     return ("distinct",) if dtype == "float64" else ("ties", "distinct")
 
 
-def _entry(op: Op, calls: Sequence[Call], kind: str, special: str = "", smooth: Callable = _normal) -> None:
+def _entry(op: Op, calls: Sequence[Call], kind: str, special: str = "", smooth: Callable = normal) -> None:
     CALLS[op] = calls
     SAMPLES[op] = Entry(_calls(calls), _calls(calls, smooth), getattr(naive, op.name), kind, FLOATING, special=special)
 

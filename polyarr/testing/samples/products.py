@@ -22,6 +22,7 @@ from polyarr.testing.samples.entry import (
     for_each,
     is_narrow,
     narrow_first,
+    normal,
     ordinary,
     with_params,
 )
@@ -42,7 +43,7 @@ VECTORS = ((((3,), (3,))), ((33,), (33, 2)), ((2, 31), (31,)), ((2, 3, 4), (4,))
 
 
 def _products(shapes: Sequence[tuple], params: SearchStrategy | None = None, smooth: bool = False) -> Cases:
-    values = (lambda dtype: ("normal",)) if smooth else ordinary
+    values = normal if smooth else ordinary
     return for_each(
         shapes, lambda dtype, pair: samples(*(datas(s, dtype, values(dtype)) for s in pair), params=params)
     )
@@ -98,14 +99,10 @@ def _rows(shapes: Sequence[tuple], params: Callable, values: Callable = ordinary
     return for_each(shapes, drawn)
 
 
-def _normal(dtype: str) -> tuple[str, ...]:
-    return ("normal",)
-
-
 _softmax_axis = axis_params()
 for _op, _reference, _kind in ((ops.softmax, ref.softmax, "relative"), (ops.log_softmax, ref.log_softmax, "composed")):
     SAMPLES[_op] = Entry(
-        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, _normal), _reference, _kind, FLOATING,
+        _rows(ROWS, _softmax_axis), _rows(SMALL_ROWS, _softmax_axis, normal), _reference, _kind, FLOATING,
         special="masked",
     )  # fmt: skip
 
