@@ -249,9 +249,10 @@ def interpolate(x, *, shape=None, scale=None, mode="nearest", align_corners=Fals
         if mode == "nearest":
             x = _nearest(x, axis, m, step)
         else:
-            way = _cubic if mode == "cubic" else _between
             corners = Fraction(n - 1, max(m - 1, 1)), Fraction(0)
-            x = way(x, axis, m, *(corners if align_corners else (step, (step - 1) / 2)))
+            step, first = corners if align_corners else (step, (step - 1) / 2)
+            if step != 1 or first != 0 or m != n:
+                x = (_cubic if mode == "cubic" else _between)(x, axis, m, step, first)
     return x
 
 
@@ -277,8 +278,6 @@ def _nearest(x, axis: int, m: int, step: Fraction):
 
 def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
     n = x.shape[axis]
-    if step == 1 and first == 0 and m == n:
-        return x
     places, unit = _points(x, m, step, first)
     places = maximum(places, 0)
     below = floor_divide(places, unit)
@@ -292,8 +291,6 @@ def _between(x, axis: int, m: int, step: Fraction, first: Fraction):
 def _cubic(x, axis: int, m: int, step: Fraction, first: Fraction):
     """Weigh four elements around each point; beyond its ends, x goes on with the first and the last one."""
     n = x.shape[axis]
-    if step == 1 and first == 0 and m == n:
-        return x
     places, unit = _points(x, m, step, first)
     below = floor_divide(places, unit)
     beyond = subtract(places, multiply(below, unit))
