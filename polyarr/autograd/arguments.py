@@ -41,7 +41,7 @@ def check_callable(transform: str, fn: Any) -> None:
 def argument_numbers(asked: str, argnums: Any) -> tuple[int, ...]:
     """Return argnums, an int or a tuple of ints, as a tuple, or raise GradientError."""
     found = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
-    if not found or not all(isinstance(i, int) for i in found):
+    if not found or not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
         raise GradientError(f"{asked}: argnums is {shown(argnums)}; it must be an int or a tuple of ints")
     return found
 
