@@ -13,6 +13,7 @@ import numpy as np
 
 from polyarr.atomic import alone_in, write_whole
 from polyarr.core.current import use_backend
+from polyarr.core.spec import shown
 from polyarr.models.adapters import load_adapters, save_adapters
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.families import settings_of
@@ -206,8 +207,12 @@ def export_model(
     Raises:
         OSError: The checkpoint cannot be read, or the folder holds a model or cannot be written to.
         CheckpointError: The checkpoint is damaged.
-        ValueError: The format has no such model or tokenizer, or a number is not finite in `dtype`.
+        ValueError: The format has no such model or tokenizer, or no such option, or a number is not finite in `dtype`.
     """
+    options = {"dtype": (dtype, format != GGUF), "base": (base, format == ADAPTERS)}
+    for option, (value, is_used) in {**options, "gguf_type": (gguf_type, format == GGUF)}.items():
+        if value is not None and not is_used:
+            raise ValueError(f"export_model: {option} is {shown(value)}, which the format {format!r} does not have")
     with use_backend("numpy"):
         saved = load_checkpoint(Path(folder), name)
         if format == ADAPTERS:

@@ -83,6 +83,17 @@ def test_kept_weights_are_exported_as_exactly_as_the_dtype_allows(tmp_path, on_n
             np.testing.assert_array_equal(ours.att.qkv.weight.numpy(), due.att.qkv.weight.numpy())
 
 
+@pytest.mark.parametrize(
+    ("format", "option"),
+    [("gguf", {"dtype": "bfloat16"}), ("gguf", {"base": "gpt2"}), ("peft", {"gguf_type": "F16"}),
+     ("huggingface", {"gguf_type": "F16"}), ("tutorial", {"base": "gpt2"})],
+)  # fmt: skip
+def test_an_option_of_another_format_is_refused(tmp_path, format, option):
+    ((name, value),) = option.items()
+    with pytest.raises(ValueError, match=f"^export_model: {name} is {value!r}, which the format {format!r} does not"):
+        export_model(tmp_path / "run", tmp_path / "out", format=format, **option)
+
+
 def test_another_type_is_converted_and_mixed_types_are_dequantized(tmp_path, on_numpy):
     path = written(tmp_path, "llama", "Q4_0")
     model = load_pretrained(path, keep_quantized=True)
