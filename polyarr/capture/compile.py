@@ -174,7 +174,7 @@ class Compiled(Generic[P, R]):
                 signature, self._keys = Signature(context, None, aliases, donated, found), keys
                 self._signatures[key] = signature
                 if len(self._signatures) == self.many + 1:
-                    _warn(name, self.many, why)
+                    warn_of_captures("compile", name, self.many + 1, why, stacklevel=4)
             else:
                 if signature.guards is None:
                     guards = [guard_for(value, numbers, name in self.donate) for name, value, numbers in arguments]
@@ -294,9 +294,9 @@ def _change(before: dict[str, list[Any]], now: dict[str, list[Any]]) -> str:
     return "; ".join(changed[:3]) or "the precision, the backend or which arguments are one array changed"
 
 
-def _warn(name: str, many: int, why: str) -> None:
+def warn_of_captures(transform: str, name: str, count: int, why: str, stacklevel: int) -> None:
     """Warn that a function was captured so often, and say why it was the last time."""
-    text = f"compile: {name} was captured {many + 1} times, the last time because {why}"
+    text = f"{transform}: {name} was captured {count} times, the last time because {why}"
     text += "; each costs more than a plain call: make what changes an array, or a number that is not in constants=, "
     text += "or leave it out"
-    warnings.warn(text, CaptureWarning, stacklevel=4)
+    warnings.warn(text, CaptureWarning, stacklevel=stacklevel)

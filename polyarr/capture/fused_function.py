@@ -11,7 +11,7 @@ from polyarr.autograd.arguments import carries_gradient
 from polyarr.autograd.transforms import joined
 from polyarr.capture.arguments import alias_pattern, difference, flatten
 from polyarr.capture.captured import backend_of, name_of
-from polyarr.capture.compile import Compiled, Signature, parameters_of
+from polyarr.capture.compile import MAX_CAPTURES, Compiled, Signature, parameters_of, warn_of_captures
 from polyarr.capture.derivative import Derivative, RunnableProgram, derivative, impure, replayed
 from polyarr.core import watch
 from polyarr.core.array import Array
@@ -88,10 +88,13 @@ class FusedFunction(Generic[P, R]):
         found = self._derivatives.get(key)
         if found is None:
             name, before = name_of(self.fn), [part for known in [*self._derivatives][-1:] for part in known]
-            why = f"again, because an argument {difference(before, [*key])}" if before else "for the first time"
-            watch.report_capture(name, backend, f"captured with its gradient {why}")
+            why = f"an argument {difference(before, [*key])}" if before else ""
+            event = f"again, because {why}" if why else "for the first time"
+            watch.report_capture(name, backend, f"captured with its gradient {event}")
             found = derivative(self.fn, name, backend, arguments(), wanted)
             self._derivatives[key] = found
+            if len(self._derivatives) == MAX_CAPTURES + 1:
+                warn_of_captures("fused", name, MAX_CAPTURES + 1, why, stacklevel=5)
         return found
 
 

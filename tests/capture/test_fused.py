@@ -267,6 +267,15 @@ def test_methods_and_containers_that_change_before_the_second_pull(backend):
     assert bits(second(pa.fused(product))) == bits(second(product))
 
 
+def test_a_gradient_captured_again_and_again_brings_a_warning_once(backend):
+    fn = pa.fused(lambda x: ops.exp(x) * x)
+    change = r"<lambda> was captured 9 times, the last time because an argument was float32\[8\] and is float32\[9\];"
+    with pytest.warns(pa.CaptureWarning, match=f"^fused: {change}") as found:
+        for n in range(1, 12):
+            pa.grad(lambda x: ops.sum(fn(x)))(pa.ones(n))
+    assert len(found) == 1 and found[0].filename == __file__
+
+
 def test_what_cannot_be_captured_is_refused(backend):
     with pa.use_backend(backend):
         x, other = array(3).to(backend), array(3, seed=1).to(backend)
