@@ -146,13 +146,12 @@ def split(x, *, indices_or_sections, axis=0):
     """
     at = one_axis("split", x, axis)
     n = x.shape[at]
-    if isinstance(indices_or_sections, int):
-        if indices_or_sections < 1 or n % indices_or_sections:
-            raise ShapeError(
-                f"split: x is {spec_of(x)}; axis {at} does not divide into {indices_or_sections} equal parts"
-            )
-        return _parts(x, [n // indices_or_sections] * indices_or_sections, at)
     places = wholes("split", "indices_or_sections", indices_or_sections)
+    if not isinstance(indices_or_sections, (tuple, list, range)):
+        (count,) = places
+        if count < 1 or n % count:
+            raise ShapeError(f"split: x is {spec_of(x)}; axis {at} does not divide into {count} equal parts")
+        return _parts(x, [n // count] * count, at)
     cuts = [0, *(builtins.min(c if c >= 0 else c + n, n) for c in places), n]
     return _parts(x, [builtins.max(b - a, 0) for a, b in itertools.pairwise(cuts)], at)
 

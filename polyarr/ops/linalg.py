@@ -179,7 +179,7 @@ def tensordot(x, y, *, axes=2, precision=None):
 
     Gradients: x, y
     """
-    if isinstance(axes, int):
+    if isinstance(axes, (int, np.integer)):
         if not 0 <= axes <= min(len(x.shape), len(y.shape)):
             raise ShapeError(f"tensordot: x is {spec_of(x)}, y is {spec_of(y)}; axes is {axes}, more than they have")
         axes = (tuple(range(len(x.shape) - axes, len(x.shape))), tuple(range(axes)))

@@ -112,3 +112,10 @@ def test_plans_of_an_op_go_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert all(all(found) for found in pool.map(grow, (0, 20, 40, 60)))
     assert len(ops.exp._plans) <= 8 + 4
+
+
+@pytest.mark.parametrize("two", [np.int64(2), np.uint8(2)])
+def test_an_integer_of_numpy_is_a_number_of_parts_or_axes(on_numpy: Backend, two: Any) -> None:
+    x = pa.reshape(pa.arange(6.0), (1, 6))
+    assert [part.tolist() for part in pa.split(x, two, axis=1)] == [[[0, 1, 2]], [[3, 4, 5]]]
+    assert pa.tensordot(x, x, axes=two).tolist() == 55
