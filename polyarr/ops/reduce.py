@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from polyarr.core.array import spec_of
-from polyarr.core.errors import ShapeError
+from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed, primitive
 from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
@@ -56,10 +56,12 @@ def _reduced(op: str, x: Spec, axis, keepdims: bool, dtype) -> tuple[Spec, dict]
     return Spec(shape, dtype), {"axis": axes, "keepdims": bool(keepdims)}
 
 
-def _accumulated(x: Spec, dtype) -> np.dtype:
+def _accumulated(op: str, x: Spec, dtype) -> np.dtype:
     """Return the dtype of a sum or product: the given one, else int64 or uint64 for integers and bools."""
     if dtype is not None:
-        return as_dtype(dtype)
+        if (found := as_dtype(dtype)) == bool_:
+            raise DtypeError(f"{op}: dtype is bool; it must be numeric (see polyarr.any and polyarr.all)")
+        return found
     if x.dtype == bool_ or x.dtype in INTEGERS:
         return uint64 if x.dtype in UNSIGNED else int64
     return x.dtype
@@ -79,6 +81,7 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
         Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
+        DtypeError: dtype is bool.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -89,7 +92,7 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
 
     Gradients: x
     """
-    out, params = _reduced("sum", x, axis, keepdims, _accumulated(x, dtype))
+    out, params = _reduced("sum", x, axis, keepdims, _accumulated("sum", x, dtype))
     return out, {**params, "dtype": out.dtype}
 
 
@@ -107,6 +110,7 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
         Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
+        DtypeError: dtype is bool.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -116,7 +120,7 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
 
     Gradients: x; where one element of a product is zero, only that element has a gradient
     """
-    out, params = _reduced("prod", x, axis, keepdims, _accumulated(x, dtype))
+    out, params = _reduced("prod", x, axis, keepdims, _accumulated("prod", x, dtype))
     return out, {**params, "dtype": out.dtype}
 
 
@@ -254,13 +258,14 @@ def cumulative_sum(x, *, axis=None, dtype=None):
         Array of the shape of x. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
+        DtypeError: dtype is bool.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Gradients: x
     """
     if axis is None and x.ndim != 1:
         raise ShapeError(f"cumulative_sum: x is {x}; axis must be given unless x has one axis")
-    dtype = _accumulated(x, dtype)
+    dtype = _accumulated("cumulative_sum", x, dtype)
     return Spec(x.shape, dtype), {"axis": axis_of("cumulative_sum", x, 0 if axis is None else axis), "dtype": dtype}
 
 

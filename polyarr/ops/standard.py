@@ -194,6 +194,7 @@ def cumulative_sum(x: Array, axis: int | None = None, dtype: Any = None, include
         uint64 for integers and bool.
 
     Raises:
+        DtypeError: dtype is bool.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Examples:
@@ -225,6 +226,7 @@ def cumulative_prod(x: Array, axis: int | None = None, dtype: Any = None, includ
         uint64 for integers and bool.
 
     Raises:
+        DtypeError: dtype is bool.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Examples:

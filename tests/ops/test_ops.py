@@ -119,3 +119,9 @@ def test_an_integer_of_numpy_is_a_number_of_parts_or_axes(on_numpy: Backend, two
     x = pa.reshape(pa.arange(6.0), (1, 6))
     assert [part.tolist() for part in pa.split(x, two, axis=1)] == [[[0, 1, 2]], [[3, 4, 5]]]
     assert pa.tensordot(x, x, axes=two).tolist() == 55
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "cumulative_sum", "cumulative_prod"])
+def test_no_sum_or_product_is_a_bool(on_numpy: Backend, op: str) -> None:
+    with pytest.raises(pa.DtypeError, match=f"{op.removeprefix('cumulative_')}: dtype is bool; it must be numeric"):
+        getattr(pa, op)(pa.ones(3), dtype="bool")
