@@ -335,7 +335,7 @@ def randint(low: int, high: int, shape: Any = (), *, dtype: Any = int64) -> Arra
     check_number("random.randint", "low", low, dtype)
     check_number("random.randint", "high - 1", high - 1, dtype)
     scaled = bits(shape_of("random.randint", shape)).astype("uint64") * (high - low) >> 32
-    return (scaled.astype(int64) + low).astype(dtype)
+    return ((scaled if low >= 0 else scaled.astype(int64)) + low).astype(dtype)
 
 
 @explained

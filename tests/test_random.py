@@ -117,6 +117,8 @@ def test_randint_reaches_both_ends_and_only_those(backend: Backend) -> None:
     assert set(x.tolist()) == {-2, -1, 0, 1, 2}
     wide = random.randint(0, 2**32, (100,)).numpy()
     assert wide.min() >= 0 and wide.max() > 2**31
+    large = random.randint(2**64 - 3, 2**64, (100,), dtype="uint64").tolist()
+    assert set(large) == {2**64 - 3, 2**64 - 2, 2**64 - 1}
 
 
 def test_bernoulli(on_numpy: Backend) -> None:
