@@ -312,7 +312,7 @@ def _sample(records: Records, run: Run) -> list[Part]:
 
 def perplexity(loss: float) -> float:
     """Return exp(loss), or inf where that would overflow."""
-    return math.exp(loss) if loss < 700 else math.inf
+    return math.inf if loss >= 700 else math.exp(loss)
 
 
 def speed(run: Run) -> float:

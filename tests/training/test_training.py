@@ -23,6 +23,7 @@ from polyarr.training import (
     train,
 )
 from polyarr.training.data import evaluation_windows, shuffled_windows
+from polyarr.training.evaluation import Score
 from polyarr.training.metrics import numbers, read_metrics
 from polyarr.training.reporting import reporting
 from polyarr.training.run import perplexity, speed
@@ -466,6 +467,10 @@ def test_a_last_checkpoint_that_was_lost_is_made_again(tmp_path):
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (1e3, math.inf), (3e38, math.inf)])
 def test_perplexity_has_no_error(loss, expected):
     assert perplexity(loss) == expected
+
+
+def test_the_perplexity_of_no_token_is_nan():
+    assert math.isnan(Score("empty", 0, 0, 0.0).perplexity)
 
 
 def test_a_step_reads_nothing():
