@@ -8,6 +8,7 @@ import numpy as np
 from polyarr import creation
 from polyarr.capture.compile import Compiled
 from polyarr.core.array import read_later
+from polyarr.core.spec import shown
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.generation import Sample, limit_to_context, next_token, sample
 from polyarr.models.logprobs import Logprobs
@@ -145,6 +146,7 @@ class Writer:
 
         Raises:
             ShapeError: The tokens of a prompt are to have log-probabilities, but do not fit into the model's context.
+            TypeError: `prompts` or `stop` is one text instead of a list.
             ValueError: There is no prompt, a prompt is empty or has unknown tokens or characters, a stop string is
                 empty, or a parameter is out of range.
 
@@ -215,6 +217,10 @@ class Writer:
         self, prompts: Sequence[str | Sequence[int]], stop: Sequence[str], logprobs: int | None
     ) -> list[np.ndarray]:
         """Return the tokens of each prompt, after checking what was given."""
+        for name, given in (("prompts", prompts), ("stop", stop)):
+            if isinstance(given, str):  # whose characters would be taken one by one
+                text = shown(given)
+                raise TypeError(f"Writer: {name} is {text}; it must be a list of texts, such as [{text}]")
         if logprobs is not None and whole("Writer", "logprobs", logprobs) < 0:
             raise ValueError(f"Writer: logprobs is {logprobs}; it must not be negative")
         encoded = [self._encoded(prompt) for prompt in prompts]

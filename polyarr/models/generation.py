@@ -192,7 +192,7 @@ def sample(
 
 def limit_to_context(model: LanguageModel, length: int, count: int) -> int:
     """Return `count`, limited to the number of tokens that fit into a model's context after `length` tokens."""
-    return max(0, min(count, model.config.context_length - length))
+    return min(count, max(0, model.config.context_length - length))
 
 
 def next_token() -> Compiled[..., Any]:

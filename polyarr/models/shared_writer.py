@@ -10,6 +10,7 @@ from polyarr.models.batch import Batch
 from polyarr.models.completion import Part, Row, Writer
 from polyarr.models.decoder import LanguageModel
 from polyarr.models.sampling import Sampling
+from polyarr.ops.validation import whole
 from polyarr.text import Tokenizer
 from polyarr.text.constraints import Constraint, Constraints
 
@@ -156,6 +157,8 @@ class SharedWriter(Writer):
             ValueError: As in Writer.write; or a prompt is longer than `length` allows.
         """
         encoded, how = self._checked(prompts, stop, logprobs), Sampling(**sampling)
+        if whole("SharedWriter", "max_new_tokens", max_new_tokens) < 0:
+            raise ValueError(f"SharedWriter: max_new_tokens is {max_new_tokens}; it must not be negative")
         length = self._batch.length
         if (longest := max(map(len, encoded))) > length:
             raise ValueError(f"SharedWriter: a prompt has {longest} tokens; it must have at most {length}")

@@ -137,6 +137,8 @@ def test_a_prompt_may_fill_the_context_and_text_ends_with_it():
         assert [part.finish for part in scored] == ["length"] and len(scored[0].logprobs) == 12
         with pytest.raises(ValueError, match="a prompt has 13 tokens; it must have at most 12"):
             writer.begin(["a" * 13], 1)
+        with pytest.raises(ValueError, match="SharedWriter: max_new_tokens is -1; it must not be negative"):
+            writer.begin(["a"], -1)
         assert writer.is_idle
 
 

@@ -255,6 +255,11 @@ def test_what_is_wrong_is_said_at_once(on_numpy):
     ):
         with pytest.raises(ValueError, match=message):
             own.write(prompts, 3, **settings)
+    for name, prompts, settings in (("prompts", "abc", {}), ("stop", ["a"], {"stop": "abc"})):
+        with pytest.raises(TypeError, match=rf"Writer: {name} is 'abc'; it must be a list of texts, such as \['abc'\]"):
+            own.write(prompts, 3, **settings)
+    with pytest.raises(ValueError, match="max_new_tokens is -1; it must not be negative"):
+        own.write(["a"], -1, stop_at_context=True)
     with pytest.raises(ValueError, match="a prompt's tokens must be integers from 0 to 39"):
         Writer(small("gpt"), byte_tokenizer()).write(["a"], 1)
     assert own.complete(["a"], 0) == [Completion("", 0, "length")] and list(own.write(["a"], 0)) == []
