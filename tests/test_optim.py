@@ -149,6 +149,9 @@ def test_clipping_scales_to_the_norm_and_leaves_small_gradients():
     clipped, norm = optim.clip_by_global_norm(grads, 1.0)
     assert float(norm) == pytest.approx(5.0)
     np.testing.assert_allclose(clipped["a"].numpy(), [0.6, 0], rtol=1e-5)
+    for wrong in (-1.0, np.nan):  # which would turn the gradients around, or make them nan
+        with pytest.raises(ValueError, match=f"clip_by_global_norm: max_norm is {wrong}; it must be at least 0"):
+            optim.clip_by_global_norm(grads, wrong)
     same, _ = optim.clip_by_global_norm(grads, 6.0)
     np.testing.assert_array_equal(same["b"].numpy(), [[4.0]])
     start = {"a": pa.zeros((2,)), "b": pa.zeros((1, 1))}

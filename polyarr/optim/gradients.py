@@ -6,6 +6,8 @@ from typing import Any
 from polyarr import ops, tree
 from polyarr.autograd import value_and_grad
 from polyarr.core.array import Array
+from polyarr.core.number import Number
+from polyarr.ops.validation import within
 
 
 def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
@@ -13,10 +15,13 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
 
     Args:
         grads: Tree of gradients.
-        max_norm: Largest global norm.
+        max_norm: Largest global norm, at least 0.
 
     Returns:
         Tuple (gradients, norm): the scaled gradients, and the global norm of the given ones, an array ().
+
+    Raises:
+        ValueError: max_norm is negative or nan.
 
     Examples:
         >>> import polyarr as pa
@@ -25,6 +30,8 @@ def clip_by_global_norm(grads: Any, max_norm: float) -> tuple[Any, Array]:
         >>> norm
         Array(5., float32, 'numpy')
     """
+    if not isinstance(max_norm, (Array, Number)):
+        within("clip_by_global_norm", "max_norm", max_norm, 0)
     norm = ops.global_norm(tree.leaves(grads))
     scale = scale_for(norm, max_norm)
     return tree.map(lambda g: (g.astype(scale.dtype) * scale).astype(g.dtype), grads), norm
