@@ -9,7 +9,7 @@ import numpy as np
 from polyarr.core.array import spec_of
 from polyarr.core.errors import DtypeError, ShapeError
 from polyarr.core.op import composed, primitive
-from polyarr.core.spec import INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
+from polyarr.core.spec import COMPLEX, INTEGERS, UNSIGNED, Spec, as_dtype, check_kind, int64, uint64
 from polyarr.core.spec import bool as bool_
 from polyarr.ops.create import fill
 from polyarr.ops.elementwise import add, astype, divide, isfinite, like, multiply, square, subtract, where
@@ -61,6 +61,8 @@ def _accumulated(op: str, x: Spec, dtype) -> np.dtype:
     if dtype is not None:
         if (found := as_dtype(dtype)) == bool_:
             raise DtypeError(f"{op}: dtype is bool; it must be numeric (see polyarr.any and polyarr.all)")
+        if x.dtype in COMPLEX and found not in COMPLEX:
+            raise DtypeError(f"{op}: x is {x}, and dtype {found} has no imaginary part; take real, imag or abs first")
         return found
     if x.dtype == bool_ or x.dtype in INTEGERS:
         return uint64 if x.dtype in UNSIGNED else int64
@@ -81,7 +83,7 @@ def sum(x, *, axis=None, keepdims=False, dtype=None):
         Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
-        DtypeError: dtype is bool.
+        DtypeError: dtype is bool, or real-valued for a complex x.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -110,7 +112,7 @@ def prod(x, *, axis=None, keepdims=False, dtype=None):
         Array without the reduced axes. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
-        DtypeError: dtype is bool.
+        DtypeError: dtype is bool, or real-valued for a complex x.
         ShapeError: x lacks an axis, or an axis is named twice.
 
     Examples:
@@ -258,7 +260,7 @@ def cumulative_sum(x, *, axis=None, dtype=None):
         Array of the shape of x. Its dtype is that of x if floating-point; int64 or uint64 for integers and bool.
 
     Raises:
-        DtypeError: dtype is bool.
+        DtypeError: dtype is bool, or real-valued for a complex x.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Gradients: x

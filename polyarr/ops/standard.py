@@ -194,7 +194,7 @@ def cumulative_sum(x: Array, axis: int | None = None, dtype: Any = None, include
         uint64 for integers and bool.
 
     Raises:
-        DtypeError: dtype is bool.
+        DtypeError: dtype is bool, or real-valued for a complex x.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Examples:
@@ -226,7 +226,7 @@ def cumulative_prod(x: Array, axis: int | None = None, dtype: Any = None, includ
         uint64 for integers and bool.
 
     Raises:
-        DtypeError: dtype is bool.
+        DtypeError: dtype is bool, or real-valued for a complex x.
         ShapeError: x lacks the axis, or has several axes and none is given.
 
     Examples:

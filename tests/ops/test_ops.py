@@ -125,3 +125,11 @@ def test_an_integer_of_numpy_is_a_number_of_parts_or_axes(on_numpy: Backend, two
 def test_no_sum_or_product_is_a_bool(on_numpy: Backend, op: str) -> None:
     with pytest.raises(pa.DtypeError, match=f"{op.removeprefix('cumulative_')}: dtype is bool; it must be numeric"):
         getattr(pa, op)(pa.ones(3), dtype="bool")
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "cumulative_sum", "cumulative_prod"])
+def test_no_sum_or_product_of_complex_numbers_is_real(on_numpy: Backend, op: str) -> None:
+    x = pa.asarray([1 + 2j, 3])
+    with pytest.raises(pa.DtypeError, match=r"complex64\[2\], and dtype float64 has no imaginary part; take real,"):
+        getattr(pa, op)(x, dtype="float64")
+    assert getattr(pa, op)(x, dtype="complex128").dtype == pa.complex128
