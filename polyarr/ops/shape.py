@@ -335,7 +335,7 @@ def flip(x, *, axis=None):
         Array of the shape and dtype of x.
 
     Raises:
-        AxisError: x lacks an axis.
+        AxisError: x lacks an axis, or an axis is named twice.
 
     Examples:
         >>> import polyarr as pa
@@ -347,6 +347,8 @@ def flip(x, *, axis=None):
     """
     given = range(len(x.shape)) if axis is None else wholes("flip", "axis", axis)
     turned = {one_axis("flip", x, a) for a in given}
+    if len(turned) < len(given):
+        raise AxisError(f"flip: x is {spec_of(x)}; axis {axis} must name each axis once")
     starts = tuple(builtins.max(n - 1, 0) if i in turned else 0 for i, n in enumerate(x.shape))
     return slice(x, starts=starts, steps=tuple(-1 if i in turned else 1 for i in range(len(x.shape))), shape=x.shape)
 

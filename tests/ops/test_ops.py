@@ -133,3 +133,8 @@ def test_no_sum_or_product_of_complex_numbers_is_real(on_numpy: Backend, op: str
     with pytest.raises(pa.DtypeError, match=r"complex64\[2\], and dtype float64 has no imaginary part; take real,"):
         getattr(pa, op)(x, dtype="float64")
     assert getattr(pa, op)(x, dtype="complex128").dtype == pa.complex128
+
+
+def test_flip_takes_an_axis_once(on_numpy: Backend) -> None:
+    with pytest.raises(pa.ShapeError, match=r"flip: x is .*; axis \(0, -2\) must name each axis once"):
+        pa.flip(pa.ones((2, 3)), axis=(0, -2))
