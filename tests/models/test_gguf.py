@@ -372,6 +372,8 @@ def test_tensors_that_overlap_or_are_not_aligned_are_refused(file, moved):
 
 def test_other_models_are_refused(tmp_path):
     sizes = {"llama__embedding_length": 8, "llama__attention__head_count": 2}
+    others = {f"llama__{key}": 8 for key in ("context_length", "block_count", "feed_forward_length")}
+    factor = {**sizes, **others, "llama__rope__scaling__attn_factor": 1.25}
     for number, (arch, tensors, metadata, told) in enumerate(
         (
             ("mamba", {}, {}, "its architecture is 'mamba'; polyarr reads 'gpt2', 'llama'"),
@@ -379,6 +381,7 @@ def test_other_models_are_refused(tmp_path):
             ("llama", {}, {}, "it lacks llama.context_length"),
             ("llama", {"token_embd.weight": np.zeros((3, 8), "int8")}, {}, "token_embd.weight is of I8, which is not"),
             ("llama", {"token_embd.weight": np.zeros((3, 8), "f")}, sizes, "it lacks llama.context_length, llama.bl"),
+            ("llama", {"token_embd.weight": np.zeros((3, 8), "f")}, factor, "its rope.scaling.attn_factor is 1.25; it"),
             ("llama", {}, {"general__alignment": 3}, "its general.alignment is 3; it must be a power of 2"),
         )
     ):

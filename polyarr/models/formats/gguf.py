@@ -61,6 +61,7 @@ _GPT_OSS_LAYERS = {  # transformers has two of these in one array, and no layer 
 }
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 FREQS = "rope_freqs.weight"
+_FACTORS = ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")  # of rotated queries and keys, beside yarn's
 # Ends of names.
 EXPERTS, _EXPERT_BIAS = "_exps.weight", "_exps.bias"
 _ROUTER, _SHARED_GATE = ".ffn_gate_inp.weight", ".ffn_gate_inp_shexp.weight"
@@ -342,6 +343,9 @@ def _settings(file: Header, found: Architecture) -> dict[str, Any]:
     settings["rope_scaling"] = (
         _scaling(given, found.yarn) or _llama3_scaling(file, given, settings) or {"rope_type": "default"}
     )
+    for key in _FACTORS:
+        if given.get(key, 1) != 1:
+            raise ValueError(f"its {key} is {given[key]!r}; it must be 1")
     head = _head_size(settings)
     if given.get("rope.dimension_count", head) != head:
         raise ValueError(f"its rope.dimension_count is {given['rope.dimension_count']!r}; it must be {head!r}")
