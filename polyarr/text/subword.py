@@ -332,6 +332,7 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
         size: Largest number of tokens, at least 257.
 
     Raises:
+        TypeError: `texts` is one text instead of several.
         ValueError: `size` is out of range.
         RuntimeError: The library tokenizers is missing.
 
@@ -343,6 +344,8 @@ def train_bpe(texts: Iterable[str], size: int) -> SubwordTokenizer:
     """
     if not BYTES < size <= _MAX_VOCAB_SIZE:
         raise ValueError(f"train_bpe: size is {size}; it must be at least {BYTES + 1}, for the bytes and {END}")
+    if isinstance(texts, str):  # each character would be a text, which has no pairs
+        raise TypeError("train_bpe: texts is one text; it must be a list of texts, or another iterable")
     library = extra("tokenizers")
     tokenizer = _byte_level(library.models.BPE())
     trainer = library.trainers.BpeTrainer(

@@ -220,6 +220,11 @@ def test_a_vocabulary_holds_the_bytes():
         train_bpe([TEXT], 256)
 
 
+def test_one_text_is_no_list_of_texts():
+    with pytest.raises(TypeError, match=r"^train_bpe: texts is one text; it must be a list of texts, or another"):
+        train_bpe(TEXT, 300)
+
+
 # ---- damage ------------------------------------------------------------------------------------------------------
 
 
