@@ -215,6 +215,22 @@ def test_warmup_linear_goes_up_then_down_in_lines():
         optim.warmup_linear(1.0, steps=7)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "settings", "error", "message"),
+    [
+        (optim.constant, {"lr": -0.1}, ValueError, "constant: lr is -0.1; it must be at least 0"),
+        (optim.constant, {"lr": "0.1"}, TypeError, "constant: lr is '0.1'; it must be a number"),
+        (optim.warmup_cosine, {"lr": float("nan"), "warmup": 1, "steps": 9}, ValueError, "warmup_cosine: lr is nan; "),
+        (optim.warmup_linear, {"lr": 1.0, "warmup": 1, "steps": 9, "min_lr": -1}, ValueError, "min_lr is -1; it must"),
+        (optim.warmup_linear, {"lr": 1.0, "warmup": -1, "steps": 9}, ValueError, "warmup is -1; it must be at least 0"),
+    ],
+)
+def test_a_schedule_has_no_negative_numbers(schedule, settings, error, message):
+    """An optimizer refuses a negative rate, too: it would climb the loss."""
+    with pytest.raises(error, match=message):
+        schedule(**settings)
+
+
 def test_the_schedule_decides_the_step():
     params, grads = {"a": pa.zeros((1,))}, {"a": pa.ones((1,))}
     optimizer = optim.SGD(lr=lambda step: 10.0**step)

@@ -2,9 +2,19 @@
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
+from polyarr.core.array import Array
 from polyarr.core.number import Number
-from polyarr.ops.validation import number
+from polyarr.ops.validation import within
+
+
+def _check_numbers(schedule: Any) -> None:
+    """Raise TypeError or ValueError unless all fields of a schedule are numbers of at least 0."""
+    for f in fields(schedule):
+        value = getattr(schedule, f.name)
+        if not isinstance(value, (Array, Number)):
+            within(type(schedule).__name__, f.name, value, 0)
 
 
 @dataclass(frozen=True)
@@ -22,6 +32,9 @@ class constant:  # noqa: N801  called like a function, compares and prints as a 
 
     lr: float
 
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+
     def __call__(self, step: int) -> float:
         return self.lr
 
@@ -36,10 +49,7 @@ class _Warmup:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if not isinstance(value, Number):
-                number(type(self).__name__, f.name, value)
+        _check_numbers(self)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:
