@@ -202,7 +202,9 @@ def product(x: Tensor, *, dim: tuple, keepdim: bool, **more: Any) -> Tensor:
 
 
 def index_reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *, axis, keepdims: function(x, axis, keepdims)
+    """Return a search for an index, which PyTorch does not have for bools."""
+    found = absent_if(lambda x: x.dtype == torch.bool, function)
+    return lambda x, *, axis, keepdims: found(x, axis, keepdims)
 
 
 def cumulative_sum(x: Tensor, *, axis: int, dtype: np.dtype) -> Tensor:
