@@ -1,10 +1,12 @@
 """Fixtures: a fake CUDA driver, and what only some GPUs have."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from polyarr.capture import repeated
 from polyarr.core.current import use_backend
 from tests.backends.opencl.nvidia.fake_cuda import fake_backend
 from tests.helpers.opencl_modules import opencl_modules
@@ -30,3 +32,10 @@ def gated(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not any(variant.may_suit(backend.home.features) for variant in vendor.gated):
         declines = gated_linear.VARIANTS[0]._replace(name="declines", plan=lambda *_: None)
         monkeypatch.setattr(type(vendor), "gated", (declines,))
+
+
+@pytest.fixture
+def compiled_only() -> Iterator[None]:
+    """No programs but those of compiled functions: an op that is called again and again stays step by step."""
+    with repeated.after(math.inf):
+        yield

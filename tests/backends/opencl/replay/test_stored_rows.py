@@ -10,7 +10,7 @@ from polyarr.nn import MultiHeadAttention
 from tests.helpers.opencl_modules import opencl_modules
 
 pytest.importorskip("pyopencl")
-pytestmark = pytest.mark.polyarr_backend("opencl")
+pytestmark = [pytest.mark.polyarr_backend("opencl"), pytest.mark.usefixtures("compiled_only")]
 attention, attention_decode, replay, stored_rows = opencl_modules(
     "attention", "attention_decode", "replay", "stored_rows"
 )

@@ -12,7 +12,7 @@ from tests.backends.opencl.rows.test_gpu_kernels import as_gpu  # noqa: F401  a 
 from tests.helpers.opencl_modules import opencl_modules
 
 replay, table, widening = opencl_modules("replay", "table", "widening")
-pytestmark = pytest.mark.polyarr_backend("opencl")
+pytestmark = [pytest.mark.polyarr_backend("opencl"), pytest.mark.usefixtures("compiled_only")]
 
 
 @pytest.fixture(params=["as it is", "as a gpu"])
