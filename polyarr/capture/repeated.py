@@ -8,6 +8,7 @@ capture takes as long as about so many calls, so signatures that are met once or
 import contextlib
 import math
 import os
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,8 +24,10 @@ from polyarr.core.program import Inputs
 MANY = 8  # calls with one signature that run step by step
 MIN_SAVED = 2  # launches that a program must save, because its call takes as long as about two
 MAX_HELD = 4096  # bytes of constants that a program may hold; a call step by step frees them, such as a mask
+MAX_PROGRAMS = 512  # of all ops; one takes up to 0.1 MB
 
 _after: float = MANY
+_kept = deque[dict[Any, Any]]()  # where the programs are, the oldest first
 
 
 @contextlib.contextmanager
@@ -57,6 +60,9 @@ def run(op: Op, plan: Plan, backend: Backend, args: tuple, params: dict[str, Any
     elif found is not None and (inputs := _inputs(args)) is not None:
         if type(found) is int:
             found = plan.programs[key] = _program(op, plan, backend, args, params)
+            _kept.append(plan.programs)
+            if len(_kept) > MAX_PROGRAMS:
+                _kept.popleft().clear()
         if found is not None:
             return found.call(inputs, [])
     return op.run_decomposition(plan, args, params)

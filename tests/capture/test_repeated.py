@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -151,6 +152,23 @@ def test_masks_are_not_held(new_op):
     for _ in range(MANY + 2):
         masked(x)
     assert not is_replayed(lambda: masked(x))
+
+
+def test_the_oldest_programs_are_forgotten(new_op, monkeypatch):
+    """A loop over lengths does not take more and more memory."""
+
+    @new_op
+    def polynomial(x):
+        return ((x * 2 + 1) * x - 3) * x
+
+    monkeypatch.setattr(repeated, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(repeated, "_kept", deque())
+    given = [numbers(n) for n in range(1, 6)]
+    for x in given:
+        for _ in range(MANY + 2):
+            polynomial(x)
+    assert [bool(plan.programs) for plan in polynomial._plans.values()] == [False, False, True, True, True]
+    assert is_replayed(lambda: polynomial(given[-1])) and not is_replayed(lambda: polynomial(given[0]))
 
 
 def test_gradients_and_captures_are_as_before():
