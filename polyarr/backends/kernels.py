@@ -26,6 +26,7 @@ from polyarr.core.spec import (
     float32,
     float64,
     int64,
+    uint8,
     uint32,
 )
 from polyarr.core.spec import bool as bool_
@@ -377,7 +378,7 @@ def along_axis(lib: Library, row: Any, x: Any, axis: int) -> Any:
 
 def argsort(lib: Library, out: Spec, x: Any, *, axis: int, descending: bool, stable: bool) -> Any:
     """Return a stable order; descending is the ascending order of the flipped array, read backwards."""
-    x = lib.widened(x)
+    x = lib.cast(x, uint8) if x.dtype == lib.native[bool_] else lib.widened(x)  # the standard sorts no bools
     if not descending:
         return lib.argsort(x, axis=axis, stable=True)
     order = lib.argsort(lib.flip(x, axis=axis), axis=axis, stable=True)
