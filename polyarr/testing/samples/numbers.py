@@ -152,14 +152,12 @@ _DEEP = [
 ]
 _line = Data(LINE, values="tenths")
 _targets = Data((3000,), "int64", "below", limit=3, seed=1)
-_at, _tenths = Data(LINE, "int64", "below", seed=1), Data((*LINE, 2), values="tenths")
 EXTRA |= {
     ops.sum: [*_NARROW_SUMS, *_IN_DTYPES, Sample((Data((9, 110_003), "uint16", "edges"),), {"axis": 1})],
     ops.prod: [replace(sample, inputs=(replace(sample.inputs[0], shape=(5, 4)),)) for sample in _IN_DTYPES],
     ops.mean: _SUMS,
     ops.cumulative_sum: [*_NARROW_SUMS, *_IN_DTYPES],
     ops.logsumexp: _SUMS,
-    ops.scatter_add: [Sample((Data((3, 2)), replace(_at, limit=limit), _tenths), {"axis": 0}) for limit in (1, 3)],
     ops.var: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.std: _hundreds(((2, 1000), "hundreds"), axis=-1),
     ops.vector_norm: _hundreds(((2, 1000), "hundreds"), axis=-1),
