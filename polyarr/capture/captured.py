@@ -165,7 +165,7 @@ def captured(
         positional: Number of positional arguments.
         captures: Tree of the arrays that `fn` uses without receiving them.
         donated: Indices of the inputs that the caller donates.
-        line: Line of all steps; "": of each step, that of the user's code.
+        line: Line that all steps get; "" for the line of the user's code that made the step.
     """
     trace = Trace(backend, line)
     try:

@@ -60,7 +60,8 @@ def run(op: Op, plan: Plan, backend: Backend, args: tuple, params: dict[str, Any
     elif found is not None and (inputs := _inputs(args)) is not None:
         if type(found) is int:
             found = plan.programs[key] = _program(op, plan, backend, args, params)
-            _kept.append(plan.programs)
+            if found is not None:
+                _kept.append(plan.programs)
             if len(_kept) > MAX_PROGRAMS:
                 _kept.popleft().clear()
         if found is not None:
