@@ -49,7 +49,7 @@ def numbers(*shape, seed=0):
 
 
 def is_replayed(call):
-    """Return whether a call launches nothing by itself: a replay enqueues bound commands."""
+    """Return whether a call launches no kernel through a launcher, because a replay enqueues its commands."""
     call()
     with launches() as names:
         call()

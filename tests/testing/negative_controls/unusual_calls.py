@@ -77,7 +77,7 @@ spoilt(
 )
 spoilt(
     ops.take,
-    "take: a negative index of 32 bits is that of the first element",
+    "take: a negative int32 index takes the first element",
     lambda out, x, at, **p: at.dtype == np.int32 and (at < 0).any(),
     lambda y, x, at: y.fill(0),
     {"indices-embedding": differs()},
