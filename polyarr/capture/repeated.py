@@ -20,6 +20,7 @@ from polyarr.core.errors import CaptureError
 from polyarr.core.op import Op, Plan, run_untracked_with
 from polyarr.core.precision import get_matmul_precision
 from polyarr.core.program import Inputs
+from polyarr.ops.decompositions import LINALG
 
 MANY = 8  # calls with one signature that run step by step
 MIN_SAVED = 2  # launches that a program must save, because its call takes as long as about two
@@ -78,9 +79,9 @@ def _inputs(args: tuple) -> Inputs | None:
 
 
 def _program(op: Op, plan: Plan, backend: Backend, args: tuple, params: dict[str, Any]) -> Captured | None:
-    """Return the captured decomposition; None if that fails, saves too little, holds too much, or has indices.
+    """Return the captured decomposition; None if that fails, saves too little, holds too much, or has late errors.
 
-    The error of a bad index names the line of the user's code, which a captured program does not know.
+    The error of a bad index or matrix names the line of the user's code, which a captured program does not know.
     """
 
     def decomposition(args: tuple) -> Any:
@@ -96,9 +97,9 @@ def _program(op: Op, plan: Plan, backend: Backend, args: tuple, params: dict[str
     program = found.program
     members = [inner for step in program.steps for inner in (step.op.steps if step.part == "group" else (step,))]
     is_shorter = len(members) - len(program.steps) >= MIN_SAVED
-    has_indices = any(getattr(step.op, "indices", ()) for step in members)
+    has_late_errors = any(step.op.indices or step.op.group == LINALG for step in members)
     held = sum(spec.size * spec.dtype.itemsize for v, spec in program.specs.items() if v in program.constants)
-    return found if is_shorter and not has_indices and held <= MAX_HELD else None
+    return found if is_shorter and not has_late_errors and held <= MAX_HELD else None
 
 
 run_untracked_with(run)

@@ -143,6 +143,14 @@ def test_a_bad_index_names_the_line_of_its_call(new_op):
         scaled_rows(x, bad).numpy()
 
 
+def test_a_bad_matrix_names_the_line_of_its_call():
+    good, bad = pa.eye(3), pa.full((3, 3), math.nan)
+    for _ in range(MANY + 2):
+        pa.linalg.pinv(good)
+    with pytest.raises(pa.MatrixError, match=r"called at .*test_repeated\.py"):
+        pa.linalg.pinv(bad).numpy()
+
+
 def test_masks_are_not_held(new_op):
     @new_op
     def masked(x):
